@@ -12,6 +12,7 @@ from actors.demand_reporter import DemandReporter
 from conveyor.domain.run.wait_reason import WorkerReport
 from conveyor.telemetry import make_metrics
 from conveyor.usecases.run import demand
+from conveyor.usecases.run.demand import RunDemand
 from conveyor.usecases.run.run_progress import publish_reports
 from tests.usecases.world import a_world
 
@@ -22,7 +23,7 @@ async def test_each_minute_has_a_line_and_a_gauge(autojump_clock: MockClock) -> 
     metrics = make_metrics(CollectorRegistry())
     reporter = DemandReporter(env=env, metrics=metrics, emit=lines.append, deployment="prod")
     await publish_reports(env, WorkerReport(200, 50), {})
-    await demand.publish(env, 300)
+    await demand.publish(env, [RunDemand(300)])
 
     with trio.move_on_after(90):
         await reporter.run()

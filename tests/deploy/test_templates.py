@@ -3,16 +3,20 @@ it is allowed (docs/deploy.md, On AWS). What emulators drop is compared here too
 
 from __future__ import annotations
 
+import json
 import subprocess
 from typing import Any
 
 import pytest
 
+from actors.demand_reporter import metric_line
 from conveyor.config import settings_from
 from conveyor.engines.aws.dynamodb import table
 from conveyor.engines.aws.dynamodb.keys import TTL
 from conveyor.engines.aws.s3 import PRIVATE, lifecycle
 from conveyor.engines.aws.sqs import CONTROL, DEAD, RECEIVES_MAX, RUN_ATTRIBUTES
+from conveyor.usecases.run import demand
+from conveyor.usecases.run.demand import Demand
 from tests.deploy.templates import AWS, actions_of, load
 from tests.servers import SERVERS, found
 
@@ -133,6 +137,30 @@ def test_an_update_does_not_reset_a_scaled_service_and_a_failed_one_rolls_back()
         assert "DesiredCount" not in properties
         breaker = properties["DeploymentConfiguration"]["DeploymentCircuitBreaker"]
         assert breaker == {"Enable": True, "Rollback": True}
+
+
+def test_workers_scale_by_their_demand_and_the_api_by_its_own_load() -> None:
+    policies = {
+        name: SERVICE[name]["Properties"]["TargetTrackingScalingPolicyConfiguration"]
+        for name in ("WorkerScalingPolicy", "ApiScalingPolicy")
+    }
+    metric = policies["WorkerScalingPolicy"]["CustomizedMetricSpecification"]
+    line = json.loads(metric_line(Demand(1, 2, 1), "a deployment", 0.0))
+    (directive,) = line["_aws"]["CloudWatchMetrics"]
+
+    assert metric["Namespace"] == directive["Namespace"]
+    assert metric["MetricName"] in {each["Name"] for each in directive["Metrics"]}
+    assert [each["Name"] for each in metric["Dimensions"]] == directive["Dimensions"][0]
+    assert policies["WorkerScalingPolicy"]["TargetValue"] == 100 * demand.TARGET
+    assert policies["ApiScalingPolicy"]["PredefinedMetricSpecification"] == {
+        "PredefinedMetricType": "ECSServiceAverageCPUUtilization"
+    }
+
+
+def test_a_worker_knows_the_memory_that_it_may_use() -> None:
+    (container,) = SERVICE["WorkerTask"]["Properties"]["ContainerDefinitions"]
+
+    assert container["Memory"] == SERVICE["WorkerTask"]["Properties"]["Memory"]
 
 
 def test_no_role_may_do_everything() -> None:

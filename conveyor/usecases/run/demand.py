@@ -1,12 +1,19 @@
-"""Demand: how many tasks the live runs could have in flight now, and the slots that there are
+"""Demand: how many slots the live runs need now, and the slots that there are
 (docs/deploy.md, Scaling).
 
 The process that sweeps the runs reads the depth of every queue anyway. It sums up the demand and
 publishes it as a status text; every worker reads the text and the reports of all workers. So every
 worker publishes the same percentage, and no process has to lead.
+
+A run can use as many slots as it has messages, up to its cap, and it needs as many as finish its
+messages within `HORIZON_S`. A fleet scaled by the first number alone starts workers for work that
+is done before they are ready, and then pays for them until it scales in.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
 
 import msgspec
 
@@ -30,6 +37,22 @@ _OTHER_LIMITS = frozenset(WaitReason) - {
     WaitReason.INGEST,
 }
 _REPORT = msgspec.json.Decoder(RunReport)
+# Target tracking needs three minutes to scale out, and a worker one to start. Work that the present
+# workers finish in about that time needs no more of them.
+HORIZON_S = 300.0
+# The target that workers are scaled by (deploy/aws/service.yaml).
+TARGET = 0.8
+
+
+class RunDemand(msgspec.Struct, frozen=True):
+    """The slots that a run could use and its messages. `leases` and `rate` are its leases and the
+    tasks that it ends in a second, if it ended some lately. Without messages only the slots count.
+    """
+
+    slots: int
+    messages: int = 0
+    leases: int = 0
+    rate: float = 0.0
 
 
 class Total(msgspec.Struct, frozen=True):
@@ -57,31 +80,62 @@ class Demand(msgspec.Struct, frozen=True):
         return round(100.0 * self.demand / self.slots, 2)
 
 
-async def of_run(env: Context, run: Run, depth: Depth) -> int:
+async def of_run(env: Context, run: Run, depth: Depth) -> RunDemand:
     """Returns how many tasks of the run could be in flight: as many as wait or run, up to the cap
     of its job. A paused run, or one that waits for something else than slots, wants no more."""
     job = await env.store.read(JobKey(run.job_id))
     if job is None or run.pause_state is PauseState.PAUSED:
-        return 0
-    demand = min(depth.visible + depth.hidden, job.max_inflight)
-    reports = map(_REPORT.decode, await env.coordinator.list_status(run.run_id))
-    if any(report.reason in _OTHER_LIMITS for report in reports):
-        return min(demand, await env.coordinator.count(run.run_id))
-    return demand
+        return RunDemand(0)
+    messages = depth.visible + depth.hidden
+    slots = min(messages, job.max_inflight)
+    reports = [_REPORT.decode(text) for text in await env.coordinator.list_status(run.run_id)]
+    rate = sum(report.rate for report in reports)
+    is_held = any(report.reason in _OTHER_LIMITS for report in reports)
+    if not is_held and not rate:
+        return RunDemand(slots, messages)
+    leases = await env.coordinator.count(run.run_id)
+    if is_held:
+        return RunDemand(min(slots, leases))
+    return RunDemand(slots, messages, leases, rate)
 
 
-async def publish(env: Context, slots: int) -> None:
+def slots_for(runs: Sequence[RunDemand], in_use: int) -> int:
+    """Returns the slots that all runs need, if `in_use` are in use by all of them.
+
+    The seconds that a page occupies a slot are the slots in use by the tasks that end in a second.
+    A run with many pollers has idle leases beside those of its fetches, so its leases are counted
+    in proportion. The pages of a run that has fetched none yet are taken to be like the others.
+    """
+    measured = [run for run in runs if run.rate]
+    rate, leases = sum(run.rate for run in measured), sum(run.leases for run in measured)
+    share = min(1.0, in_use / leases) if leases else 1.0
+    mean_s = share * leases / rate if rate else None
+    return math.ceil(sum(_needed(run, share, mean_s) for run in runs))
+
+
+def _needed(run: RunDemand, share: float, mean_s: float | None) -> float:
+    page_s = share * run.leases / run.rate if run.rate else mean_s
+    if not run.messages or page_s is None:
+        return run.slots
+    return min(run.slots, run.messages * page_s / HORIZON_S)
+
+
+async def publish(env: Context, runs: Sequence[RunDemand]) -> None:
+    """Publishes the demand of all live runs. Raises Unavailable."""
+    in_use = sum(worker.inflight for worker in await live_workers(env))
+    slots = slots_for(runs, in_use)
     text = msgspec.json.encode(Total(env.now(), slots)).decode()
     await env.coordinator.put_status(env.process_id, {SUBJECT: text}, ttl_s=TTL_S)
 
 
 async def load(env: Context) -> Demand:
-    """Returns the demand of the latest sweep of any process. Before the first sweep the slots in
-    use stand for it. Raises Unavailable."""
+    """Returns the demand of the latest sweep of any process, but at least the slots in use, up to
+    the target: a busy worker is needed, and does not by itself ask for another. Before the first
+    sweep there is no other demand. Raises Unavailable."""
     workers = await live_workers(env)
     in_use = sum(worker.inflight for worker in workers)
     totals = [_TOTAL.decode(text) for text in await env.coordinator.list_status(SUBJECT)]
-    latest = max(totals, key=lambda total: total.at, default=Total(0.0, in_use))
+    latest = max(totals, key=lambda total: total.at, default=Total(0.0, 0))
     # A draining worker takes no more work, so its slots are none.
     slots = sum(worker.capacity for worker in workers if not worker.draining)
-    return Demand(latest.slots, slots, in_use)
+    return Demand(max(latest.slots, min(in_use, math.ceil(TARGET * slots))), slots, in_use)

@@ -34,6 +34,7 @@ from conveyor.usecases.context import Context
 from conveyor.usecases.crash_isolation import isolate
 from conveyor.usecases.lookup import pages_of, totals_of
 from conveyor.usecases.run import demand, ingest, runs, series
+from conveyor.usecases.run.demand import RunDemand
 from conveyor.usecases.run.ingest import Ingested
 from conveyor.usecases.submit import jobs, staging, upload
 
@@ -62,12 +63,12 @@ _UNPLACED_S = 2.0
 
 
 class SweepResult(msgspec.Struct):
-    """The number of repairs of one sweep, and the demand of all live runs, in slots."""
+    """The number of repairs of one sweep, and the demand of each live run."""
 
     completed: int = 0
     stopped: int = 0
     resent: int = 0
-    demand: int = 0
+    demand: list[RunDemand] = []
 
 
 async def stalled_batches(env: Context, *, idle_s: float) -> list[Batch]:
@@ -172,7 +173,7 @@ async def _repair(env: Context, run: Run, repairs: SweepResult) -> bool:
             return True
         depth = await env.queue.depth(run.run_id)
         if env.config.measures_demand:
-            repairs.demand += await demand.of_run(env, run, depth)
+            repairs.demand.append(await demand.of_run(env, run, depth))
         repairs.resent += await _resend(env, run, depth)
     return False
 

@@ -10,7 +10,7 @@ from conveyor.domain.model import PauseState
 from conveyor.domain.run.wait_reason import RunReport, WaitReason, WorkerReport
 from conveyor.usecases.context import Context
 from conveyor.usecases.run import demand, reconcile, runs
-from conveyor.usecases.run.demand import Demand
+from conveyor.usecases.run.demand import Demand, RunDemand, slots_for
 from conveyor.usecases.run.run_progress import publish_reports
 from tests.builders import CALLER
 from tests.usecases.world import submit
@@ -21,18 +21,23 @@ def measuring(env: Context) -> Context:
     return replace(env, config=replace(env.config, measures_demand=True, max_inflight=100))
 
 
+async def swept(env: Context) -> int:
+    await demand.publish(env, (await reconcile.sweep_runs(env)).demand)
+    return (await demand.load(env)).demand
+
+
 async def test_a_run_wants_its_backlog_up_to_its_cap(measuring: Context) -> None:
     await submit(measuring, 30)
     await submit(measuring, 240)
 
-    assert (await reconcile.sweep_runs(measuring)).demand == 30 + 100
+    assert await swept(measuring) == 30 + 100
 
 
 async def test_a_paused_run_wants_nothing(measuring: Context) -> None:
     accepted = await submit(measuring, 30)
     await runs.set_pause(measuring, CALLER, accepted.job.job_id, PauseState.PAUSED)
 
-    assert (await reconcile.sweep_runs(measuring)).demand == 0
+    assert await swept(measuring) == 0
 
 
 async def test_a_run_that_more_workers_cannot_help_wants_what_it_has(measuring: Context) -> None:
@@ -43,19 +48,59 @@ async def test_a_run_that_more_workers_cannot_help_wants_what_it_has(measuring: 
     report = RunReport(WaitReason.HOST_CAP, since=measuring.now())
     await publish_reports(measuring, WorkerReport(50, 4), {accepted.run.run_id: report})
 
-    assert (await reconcile.sweep_runs(measuring)).demand == 4
+    assert await swept(measuring) == 4
+
+
+@pytest.mark.parametrize(("page_s", "needed"), [(0.5, 1), (5.0, 4), (150.0, 100)])
+async def test_a_run_needs_slots_to_finish_within_minutes_not_at_once(
+    measuring: Context, page_s: float, needed: int
+) -> None:
+    accepted = await submit(measuring, 240)
+    await measuring.coordinator.acquire(
+        accepted.job.job_id, accepted.run.run_id, count_max=10, cap=100, ttl_s=60
+    )
+    report = RunReport(rate=10 / page_s)
+    await publish_reports(measuring, WorkerReport(50, 10), {accepted.run.run_id: report})
+
+    assert slots_for((await reconcile.sweep_runs(measuring)).demand, 10) == needed
+
+
+def test_pages_of_a_run_that_has_fetched_none_count_like_those_of_others() -> None:
+    measured = RunDemand(100, 3_000, leases=10, rate=5.0)
+    waiting = [RunDemand(100, 100)] * 30
+
+    assert slots_for([measured, *waiting], 10) == 20 + 20
+    assert slots_for(waiting, 0) == 3_000
+
+
+def test_idle_leases_do_not_make_pages_longer() -> None:
+    quick = RunDemand(100, 3_000, leases=20, rate=10.0)
+    slow = RunDemand(100, 300, leases=20, rate=1.0)
+
+    assert slots_for([quick, slow], 40) == 20 + 20
+    assert slots_for([quick, slow], 10) == 5 + 5
 
 
 async def test_every_process_reads_the_same_percentage(measuring: Context) -> None:
     await publish_reports(measuring, WorkerReport(300, 20), {})
     other = replace(measuring, process_id="other")
     await publish_reports(other, WorkerReport(300, 40), {})
-    await demand.publish(other, 480)
+    await demand.publish(other, [RunDemand(480)])
 
     found = [await demand.load(each) for each in (measuring, other)]
 
     assert found == [Demand(480, 600, 60)] * 2
     assert found[0].percent == 80.0
+
+
+@pytest.mark.parametrize(("in_use", "percent"), [(100, 50.0), (200, 80.0)])
+async def test_a_busy_worker_is_needed_but_asks_for_no_other(
+    measuring: Context, in_use: int, percent: float
+) -> None:
+    await publish_reports(measuring, WorkerReport(200, in_use), {})
+    await demand.publish(measuring, [RunDemand(10)])
+
+    assert (await demand.load(measuring)).percent == percent
 
 
 async def test_a_draining_worker_has_no_slots(measuring: Context) -> None:
@@ -67,4 +112,4 @@ async def test_a_draining_worker_has_no_slots(measuring: Context) -> None:
 async def test_without_the_setting_a_sweep_measures_nothing(env: Context) -> None:
     await submit(env, 30)
 
-    assert (await reconcile.sweep_runs(env)).demand == 0
+    assert (await reconcile.sweep_runs(env)).demand == []
