@@ -225,13 +225,17 @@ def event_streams(ground: Ground, report: Report) -> None:
     streams_count = ground.choose(100, 800)
 
     def attack(ground: Ground, site: Site, target: Target, stack: ExitStack) -> None:
-        for number in range(streams_count):
-            stream = stack.enter_context(socket.socket())
+        streams = [stack.enter_context(socket.socket()) for _ in range(streams_count)]
+        for number, stream in enumerate(streams):
+            stream.settimeout(120)
             stream.connect(target.address)
             stream.sendall(
                 b"GET /v1/events HTTP/1.1\r\nHost: x\r\nAccept: text/event-stream\r\n"
                 + f"X-API-Key: attacker-{number // 10}\r\n\r\n".encode()
             )
+        # On a busy machine it takes long until all are answered, which is not what idle ones cost.
+        served_count = sum(stream.recv(64).startswith(b"HTTP/1.1 200") for stream in streams)
+        report.at_least("streams that were served", served_count, streams_count // 4)
         time.sleep(3)
         spent_s, started_at = target.cpu_s(), time.monotonic()
         time.sleep(ground.choose(6, 30))
