@@ -362,12 +362,15 @@ def may_be_drained(settled: Settled) -> bool:
     return settled.stats is None or settled.stats.done >= settled.stats.admitted
 
 
+_FAILURE_REASONS = frozenset(FailureReason)
+
+
 def failure_reason_of(change: Change) -> FailureReason | None:
     """Returns the reason that a settle counts its task as failed under; None if it does not."""
-    deltas = [write.deltas for write in change.writes if isinstance(write, Update)]
-    return next(
-        (reason for reason in FailureReason if any(reason in delta for delta in deltas)), None
-    )
+    for write in change.writes:
+        if isinstance(write, Update) and not _FAILURE_REASONS.isdisjoint(write.deltas):
+            return next(reason for reason in FailureReason if reason in write.deltas)
+    return None
 
 
 def _mine(task: Task, event: TaskEvent) -> Guard:

@@ -14,6 +14,7 @@ import os
 import tempfile
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 
 from conveyor.engines.executor import sync_directory
@@ -24,6 +25,10 @@ NONCE_BYTES = 12  # The nonce size of GCM. A new random nonce is used for every 
 # 144 bits cannot be guessed, and 18 bytes are base64 without padding. Signatures are part of
 # cursors and links, so a longer one makes those longer.
 SIGNATURE_BYTES = 18
+
+# Every page of a job needs the job's secrets, and opening one takes as long as a row's update. A
+# process works on fewer jobs than this at a time.
+_UNSEALED_MAX = 256
 
 _VERSION = "v1."
 
@@ -38,12 +43,16 @@ class AesSecretBox:
         self._aead = AESGCM(_derive(secret, b"seal"))
         self._signing_key = _derive(secret, b"sign")
         self._nonce = nonce
+        self._unseal = lru_cache(_UNSEALED_MAX)(self._decrypt)
 
     def seal(self, secret: bytes, *, place: str) -> str:
         nonce = self._nonce(NONCE_BYTES)
         return _VERSION + _encode(nonce + self._aead.encrypt(nonce, secret, place.encode()))
 
     def unseal(self, sealed: str, *, place: str) -> bytes:
+        return self._unseal(sealed, place)
+
+    def _decrypt(self, sealed: str, place: str) -> bytes:
         raw = _decode(sealed.removeprefix(_VERSION))
         # base64 has several spellings of the same bytes. Only the one that `seal` makes is
         # accepted, so that a sealed text cannot be varied.
