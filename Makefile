@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Most tests wait for processes and sockets more than they compute: two for each core.
 WORKERS ?= $(shell echo $$((2 * $$(nproc))))
 
-.PHONY: demo test check format docs screenshots mutants clean test-deploy
+.PHONY: demo test check format docs screenshots screens mutants clean test-deploy
 
 demo: .venv/.installed
 	$(BIN)/conveyor demo
@@ -35,6 +35,10 @@ docs: .venv/.installed-test
 # Visits every page of the dashboard in Chromium, light, dark and narrow.
 screenshots: .venv/.installed-test .venv/axe.min.js
 	$(BIN)/python -m tests.ui.screenshots
+
+# Runs `conveyor scrape` in terminals of three widths and writes what they show into docs/scrape.md.
+screens: .venv/.installed-test
+	$(BIN)/python -m tests.cli.screens
 
 # When the simulator or the program has changed, other seeds kill the mutants.
 mutants: .venv/.installed-test

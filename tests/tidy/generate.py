@@ -39,7 +39,6 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "row kinds": tables.row_kinds,
     "rows": tables.rows,
     "run failures": tables.run_failures,
-    "scrape display": listings.scrape_display,
     "scrape options": listings.scrape_options,
     "settings": tables.settings,
     "values": tables.values,

@@ -15,7 +15,6 @@ from prometheus_client import CollectorRegistry
 
 from conveyor.cli.main import cli
 from conveyor.cli.scrape.command import scrape
-from conveyor.cli.scrape.display import Seen, plain_line, render, unstyled
 from conveyor.domain import queries
 from conveyor.ports import (
     blobs,
@@ -154,35 +153,6 @@ def _commands(group: click.Group, path: str) -> Iterator[tuple[str, str]]:
             yield code(f"{path} {name}"), command.get_short_help_str(limit=200)
         if isinstance(command, click.Group):
             yield from _commands(command, f"{path} {name}")
-
-
-_SEEN = Seen(
-    total=10_000,
-    done=4_321,
-    failures=[("target_404", 8), ("timeout", 4)],
-    size_bytes=86_400_000,
-    rate=1_234,
-    bytes_rate=24_600_000,
-    inflight=200,
-    waits=["shop.example wants fewer requests: 12 s"],
-    slow=["slow.example 3.2 s a page"],
-    hanging=3,
-    oldest_s=45,
-    oldest_url="https://slow.example/reports/2026/november/all.html?format=long&pages=all",
-    elapsed_s=4,
-)
-
-
-def scrape_display() -> str:
-    """The progress of a scrape at three widths, and without a terminal."""
-    shots = [
-        (f"{width} columns", [unstyled(line) for line in render(_SEEN, width)])
-        for width in (60, 80, 120)
-    ]
-    shots.append(("Without a terminal, one such line every 5 s", [plain_line(_SEEN)]))
-    return "\n\n".join(
-        "\n".join([f"{title}:", "", "```text", *lines, "```"]) for title, lines in shots
-    )
 
 
 def scrape_options() -> str:

@@ -244,6 +244,11 @@ class Display:
         self._out.write(f"{self._coloured(text)}\n")
         self._out.flush()
 
+    def say_cut(self, style: str, text: str) -> None:
+        """Writes a line that stays. A terminal shows only what fits, so that lists of long URLs do
+        not push the lines before them off the screen."""
+        self.say(_styled(style, text, self.width) if self.is_terminal else text)
+
     def _coloured(self, text: str) -> str:
         return text if self.is_terminal and self._has_colour else unstyled(text)
 

@@ -20,7 +20,6 @@ from conveyor.bootstrap.scrape import DIRECT, open_scrape_gateway
 from conveyor.cli.scrape.budget import SpendingLimit
 from conveyor.cli.scrape.display import (
     DRAW_S,
-    PLAIN,
     RED,
     Display,
     Meter,
@@ -491,7 +490,7 @@ def report(
 def _show_failures(folder: Folder, count: int, order: Order, display: Display) -> None:
     lines = folder.lines_of(lambda line: line.status == PageStatus.FAILED, FAILURES_SHOWN)
     for line in lines:
-        display.say(f"  {RED}{line.error}{PLAIN}  {line.url}  ({line.detail})")
+        display.say_cut(RED, f"  {line.error}  {line.url}  ({line.detail})")
     if count > len(lines):
         display.say(f"  ... and {count - len(lines):,} more in {LIST_NAME}")
     display.say(f"Retry them: {order.command} --retry-failed")

@@ -1,0 +1,60 @@
+"""The progress display of `conveyor scrape`: what fits, and what a pipe gets."""
+
+from __future__ import annotations
+
+import io
+import os
+
+import pytest
+
+from conveyor.cli.scrape.display import RED, Display, Seen, plain_line, render, unstyled
+
+URL = f"https://slow.example/{'long/' * 40}"
+SEEN = Seen(
+    total=10_000,
+    done=4_321,
+    failures=[("target_404", 8), ("timeout", 4)],
+    size_bytes=86_420_000,
+    rate=1_234.0,
+    bytes_rate=24_600_000.0,
+    inflight=200,
+    waits=["shop.example wants fewer requests: 12 s"],
+    slow=["slow.example 3.2 s a page"],
+    hanging=3,
+    oldest_s=45.0,
+    oldest_url=URL,
+)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_every_line_fits_its_terminal(width: int) -> None:
+    lines = [unstyled(line) for line in render(SEEN, width)]
+
+    assert max(map(len, lines)) <= width
+    assert lines[0].startswith("4,321 of 10,000   43%")
+    assert lines[2] == "12 failed: 8 target_404, 4 timeout"
+    assert lines[-1].startswith("3 pages hang, the oldest for 45 s: https://slow.example/")
+
+
+def test_a_log_line_tells_the_same() -> None:
+    line = plain_line(SEEN)
+
+    assert "4,321 of 10,000 done, 12 failed" in line
+    assert "waits: shop.example wants fewer requests: 12 s" in line
+    assert "3 hang, the oldest for 45 s" in line
+
+
+def test_a_terminal_shows_a_failure_on_one_line_and_a_pipe_shows_all_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    pipe = io.StringIO()
+    ours, theirs = os.openpty()
+    with os.fdopen(ours, "rb", 0) as screen, os.fdopen(theirs, "w") as terminal:
+        Display(terminal).say_cut(RED, f"  timeout  {URL}")
+        shown = unstyled(screen.read(4096).decode()).rstrip()
+
+    Display(pipe).say_cut(RED, f"  timeout  {URL}")
+
+    assert (len(shown), shown[-1]) == (60, "…")
+    assert pipe.getvalue() == f"  timeout  {URL}\n"
