@@ -65,7 +65,18 @@ async def test_the_region_comes_from_either_variable(
             "is not authorized to perform: sqs:sendmessage",
             "sqs:SendMessage",
         ),
-        ("s3.HeadObject", "Forbidden", "s3:GetObject"),
+        (
+            "s3.HeadObject",
+            "Forbidden",
+            "s3:GetObject, or s3:ListBucket if the object does not exist",
+        ),
+        (
+            "s3.GetObject",
+            "User x is not authorized to perform: s3:ListBucket on resource y",
+            "s3:ListBucket",
+        ),
+        ("s3.CopyObject", "Access Denied", "s3:PutObject, or s3:GetObject on the source"),
+        ("sqs.SendMessageBatch", "cannot perform: sqs:SendMessageBatch", "sqs:SendMessage"),
         ("s3.PutObject", "Access Denied", "s3:PutObject"),
         (
             "dynamodb.TransactWriteItems",

@@ -18,6 +18,7 @@ from conveyor.engines.aws.client.client import (
     DEADLINE_S,
     AwsClient,
     AwsTransport,
+    RefusalLog,
     RetryingAwsClient,
 )
 from conveyor.engines.aws.client.http_transport import HttpTransport
@@ -97,7 +98,11 @@ async def open_aws(
         if with_sdk:
             transport = await stack.enter_async_context(open_boto_transport(access))
         client = RetryingAwsClient(
-            transport=transport, random=random, meter=meter, deadline_s=call_timeout_s
+            transport=transport,
+            random=random,
+            meter=meter,
+            refusals=RefusalLog(),
+            deadline_s=call_timeout_s,
         )
         yield await build_engine(client, lean, names, clock=clock, random=random)
 

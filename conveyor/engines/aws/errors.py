@@ -129,6 +129,18 @@ def is_unknown(error: AwsError) -> bool:
     return error.status >= 500 and error.status not in {501, 503, 507}
 
 
+def needs_operator(error: AwsError | NoResponse) -> bool:
+    """Returns whether calls like this one are refused until an operator acts."""
+    return isinstance(error, AwsError) and error.code in _FOR_OPERATORS
+
+
+def describe(error: AwsError, call: str) -> str:
+    """Returns the cause of a refusal, with the permission that the call lacks."""
+    if not is_denial(error.code):
+        return f"{call}: {error}"
+    return f"{call}: {error} (missing permission: {permission_for(call, str(error))})"
+
+
 def is_billed(error: AwsError | NoResponse) -> bool:
     if isinstance(error, NoResponse):
         return error.was_sent
@@ -156,10 +168,8 @@ def raise_translated(error: AwsError | NoResponse, call: str, *, was_lost: bool 
         raise StorageFull(f"{call}: {error.code}") from error
     if is_refused_for_now(error) or is_unknown(error):
         raise unanswered(f"{call}: {error.code}") from error
-    if error.code in _FOR_OPERATORS:
-        detail = f"{call}: {error}"
-        if is_denial(error.code):
-            detail += f" (missing permission: {permission_for(call, str(error))})"
+    if needs_operator(error):
+        detail = describe(error, call)
         # NotAllowed promises that the call did nothing. After a lost attempt that is not known.
         if was_lost:
             raise Unavailable(detail) from error

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+# S3 hides from a caller without s3:ListBucket that an object does not exist.
+_READ = "s3:GetObject, or s3:ListBucket if the object does not exist"
 # API calls whose action has another name. SQS has no actions of their own for batches.
 _ACTIONS = {
     "dynamodb.TransactWriteItems": (
@@ -15,11 +17,13 @@ _ACTIONS = {
     ),
     "dynamodb.TransactGetItems": "dynamodb:GetItem",
     "s3.CompleteMultipartUpload": "s3:PutObject",
+    "s3.CopyObject": "s3:PutObject, or s3:GetObject on the source",
     "s3.CreateMultipartUpload": "s3:PutObject",
     "s3.DeleteObjects": "s3:DeleteObject",
     "s3.GetBucketLifecycleConfiguration": "s3:GetLifecycleConfiguration",
+    "s3.GetObject": _READ,
     "s3.HeadBucket": "s3:ListBucket",
-    "s3.HeadObject": "s3:GetObject",
+    "s3.HeadObject": _READ,
     "s3.ListObjectsV2": "s3:ListBucket",
     "s3.PutBucketLifecycleConfiguration": "s3:PutLifecycleConfiguration",
     "s3.PutPublicAccessBlock": "s3:PutBucketPublicAccessBlock",
@@ -44,9 +48,10 @@ def permission_for(call: str, message: str = "") -> str:
 
     `message` is the service's own text. Some services name the action in it.
     """
+    own = _ACTIONS.get(call, call.replace(".", ":", 1))
     named = _NAMED.search(message)
-    if named is not None and call not in _ACTIONS:
-        return named.group(1)
-    if named is not None and call.startswith("dynamodb.Transact"):
-        return named.group(1)
-    return _ACTIONS.get(call, call.replace(".", ":", 1))
+    if named is None:
+        return own
+    action = named.group(1).removesuffix("Batch")
+    # Some services name it in lower case.
+    return own if action.lower() == own.lower() else action

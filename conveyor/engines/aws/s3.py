@@ -19,7 +19,8 @@ import trio
 from conveyor.domain.ids import Random
 from conveyor.engines.aws.client.auth import PRESIGN_S_MAX
 from conveyor.engines.aws.client.client import ATTEMPTS_MAX, Answer, AwsClient, Params, backoff_s
-from conveyor.engines.aws.errors import AwsError
+from conveyor.engines.aws.errors import AwsError, raise_translated
+from conveyor.engines.aws.permissions import is_denial
 from conveyor.ports.blobs import Stored
 from conveyor.ports.clock import Clock
 from conveyor.ports.errors import BlobMissing, BlobTooLarge, Unavailable
@@ -208,6 +209,9 @@ class S3Blobs:
             if not errors:
                 return
             keys, code = [error["Key"] for error in errors], errors[0]["Code"]
+            if is_denial(code):
+                refusal = AwsError(code, errors[0].get("Message", ""), status=403)
+                raise_translated(refusal, "s3.DeleteObjects")
             await trio.sleep(backoff_s(attempt, self.random))
         raise Unavailable(f"s3.DeleteObjects: {len(keys)} objects could not be removed: {code}")
 

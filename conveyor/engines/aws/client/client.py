@@ -10,10 +10,11 @@ the engine runs there unchanged (decision 0021). Tests wrap the transport to inj
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import trio
 
@@ -24,11 +25,16 @@ from conveyor.engines.aws.client.usage import Meter
 from conveyor.engines.aws.errors import (
     AwsError,
     NoResponse,
+    describe,
     is_billed,
     is_lost,
     is_refused_for_now,
+    needs_operator,
     raise_translated,
 )
+from conveyor.engines.aws.permissions import permission_for
+
+log = logging.getLogger(__name__)
 
 # Retries: which calls are retried, and when. One layer, with jitter, under a budget of the process.
 #
@@ -191,18 +197,44 @@ class AwsTransport(Protocol):
     ) -> AbstractAsyncContextManager[Answer]: ...
 
 
+# An operator needs the cause, and not one line for each refused call.
+REFUSAL_LOGGED_S = 60.0
+
+
+@dataclass(slots=True)
+class RefusalLog:
+    """Logs each cause that needs an operator, such as a missing permission, once a minute.
+
+    The caller of a refused call may wait and retry, or go on without the call. This is the one
+    place that every refusal passes.
+    """
+
+    _quiet_until: dict[tuple[str, str, str], float] = field(default_factory=dict)
+
+    def note(self, call: str, error: AwsError) -> None:
+        # Without the message, which contains the names of objects.
+        key = (call, error.code, permission_for(call, str(error)))
+        now = trio.current_time()
+        if now < self._quiet_until.get(key, now):
+            return
+        self._quiet_until[key] = now + REFUSAL_LOGGED_S
+        cause = describe(error, call)
+        log.error("AWS refuses a call until an operator acts", extra={"cause": cause})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryingAwsClient:
     """The client over a transport. All clients of a process share `budget` and `meter`.
 
     `deadline_s` is the time of a call, including all attempts. Calls of S3 have at least
-    `S3_DEADLINE_S`.
+    `S3_DEADLINE_S`. Without `refusals` the caller reports refusals itself.
     """
 
     transport: AwsTransport
     random: Random
     budget: RetryBudget = field(default_factory=RetryBudget)
     meter: Meter | None = None
+    refusals: RefusalLog | None = None
     deadline_s: float = DEADLINE_S
 
     async def call(
@@ -252,13 +284,18 @@ class RetryingAwsClient:
                 is_late = trio.current_time() + wait_s >= ends_at
                 # The budget is asked last, because asking takes from it.
                 if cost is None or is_late or number >= attempts_max or not self.budget.take(cost):
-                    raise_translated(error, f"{service}.{operation}", was_lost=was_lost)
+                    self._raise(error, f"{service}.{operation}", was_lost=was_lost)
             else:
                 self.budget.refund()
                 return answer
             if self.meter is not None:
                 self.meter.retries[f"{service}.{operation}"] += 1
             await trio.sleep(wait_s)
+
+    def _raise(self, error: AwsError | NoResponse, call: str, *, was_lost: bool) -> NoReturn:
+        if self.refusals is not None and isinstance(error, AwsError) and needs_operator(error):
+            self.refusals.note(call, error)
+        raise_translated(error, call, was_lost=was_lost)
 
     async def _attempt(
         self, ends_at: float, service: str, operation: str, params: Params

@@ -13,6 +13,8 @@ from trio.testing import MockClock
 from conveyor.engines.aws.client.client import (
     ATTEMPTS_MAX,
     BACKOFF_S_MAX,
+    REFUSAL_LOGGED_S,
+    RefusalLog,
     RetryBudget,
     RetryingAwsClient,
 )
@@ -232,3 +234,38 @@ async def test_retries_wait_longer_and_longer_but_never_too_long(
     assert waits == sorted(waits)
     assert len(waits) == ATTEMPTS_MAX
     assert waits[-1] <= BACKOFF_S_MAX
+
+
+async def test_each_missing_permission_is_logged_once_a_minute(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused = AwsError("AccessDeniedException", "user x may not perform: dynamodb:PutItem")
+    client = RetryingAwsClient(
+        transport=ScriptedTransport(refused), random=Random(1), refusals=RefusalLog()
+    )
+
+    for wait_s in (0.0, REFUSAL_LOGGED_S / 2, REFUSAL_LOGGED_S):
+        await trio.sleep(wait_s)
+        for operation in ("PutItem", "TransactWriteItems"):
+            with pytest.raises(NotAllowed):
+                await client.call("dynamodb", operation, GUARDED)
+
+    causes = [record.__dict__["cause"] for record in caplog.records]
+    assert [cause.partition(":")[0] for cause in causes] == [
+        "dynamodb.PutItem",
+        "dynamodb.TransactWriteItems",
+    ] * 2
+    assert all("missing permission: dynamodb:PutItem" in cause for cause in causes)
+
+
+async def test_a_throttled_call_is_not_reported_as_refused(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = RetryingAwsClient(
+        transport=ScriptedTransport(THROTTLED), random=Random(1), refusals=RefusalLog()
+    )
+
+    with pytest.raises(NotApplied):
+        await client.call("dynamodb", "GetItem", {})
+
+    assert caplog.records == []

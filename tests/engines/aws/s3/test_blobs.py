@@ -237,6 +237,14 @@ async def test_what_cannot_be_deleted_is_an_outage(autojump_clock: object) -> No
         await blobs.delete_prefix("a")
 
 
+async def test_a_refused_delete_names_the_permission(autojump_clock: object) -> None:
+    denied = {"Errors": [{"Key": "a/2", "Code": "AccessDenied", "Message": "Access Denied"}]}
+    blobs, _ = scripted(LISTED, denied)
+
+    with pytest.raises(Unavailable, match="missing permission: s3:DeleteObject"):
+        await blobs.delete_prefix("a")
+
+
 async def test_a_put_whose_answer_is_lost_is_made_again(autojump_clock: object) -> None:
     blobs, transport = scripted(LOST, {"ETag": '"1"'})
 
