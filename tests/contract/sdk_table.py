@@ -68,7 +68,7 @@ def names_of(use: Use) -> list[str]:
 
 @uses("ZenRowsBatchClient.close", "ZenRowsBatchClient.base_url")
 def _(server: ContractServer) -> None:
-    client = ZenRowsBatchClient("another", base_url=server.client.base_url)
+    client = ZenRowsBatchClient(server.other_key, base_url=server.client.base_url)
     assert list(client.iter_jobs()) == []
     client.close()
 

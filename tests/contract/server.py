@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from zenrows.batch import (
@@ -29,6 +31,8 @@ class ContractServer:
     urls: list[str]
     receiver: str
     folder: Path
+    other_key: str = "another"
+    """The key of a caller without jobs."""
 
     def a_job(self) -> Any:
         """A job that ended: some pages, one of them missing."""
@@ -72,6 +76,29 @@ class ContractServer:
         if self.client.list_hmac_keys().active is None:
             self.client.rotate_hmac_key()
         return self.client
+
+
+class _Receiver(BaseHTTPRequestHandler):
+    """Takes any webhook."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        return None
+
+
+@contextmanager
+def a_receiver() -> Iterator[str]:
+    """The URL of a server that takes any webhook."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Receiver) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/hook"
+        server.shutdown()
+        thread.join()
 
 
 def is_whole_zip(path: Path) -> bool:

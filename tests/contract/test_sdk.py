@@ -7,9 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import httpx
@@ -18,33 +16,17 @@ from zenrows.batch import ZenRowsBatchClient
 
 from tests.api import contract
 from tests.contract.sdk_table import TABLE, Use, names_of, public_names
-from tests.contract.server import ContractServer
+from tests.contract.server import ContractServer, a_receiver
 from tests.e2e.cloud import a_cloud
 from tests.e2e.programs import a_server, a_site
 
 pytestmark = pytest.mark.slow
 
 
-class Receiver(BaseHTTPRequestHandler):
-    """Takes any webhook."""
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_response(204)
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        return None
-
-
 @pytest.fixture(scope="module")
 def receiver() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as server:
-        thread = Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/hook"
-        server.shutdown()
-        thread.join()
+    with a_receiver() as url:
+        yield url
 
 
 class Judge:

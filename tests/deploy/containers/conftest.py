@@ -20,6 +20,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     with a_stage(tmp_path_factory.mktemp("stage")) as stage:
         stage.deploy()
         stage.allow_batches()
+        stage.add_key("a-second-key-0123456789")
         yield stage
 
 

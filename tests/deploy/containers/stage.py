@@ -17,9 +17,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
+
+import botocore.session
 
 from tests.deploy.templates import ROOT, load
 from tests.servers import SERVERS, free_port, running
@@ -29,6 +31,7 @@ TOOLS = ROOT / ".venv-deploy" / "bin"
 ACCOUNT, REGION = "111122223333", "us-east-1"
 ULIMITS = ("--ulimit", "nofile=10000:10000", "--ulimit", "nproc=10000:10000")
 PATIENCE_S = 300.0
+NAME = "conveyor-test-"
 
 
 def until(what: str, holds: Callable[[], Any]) -> Any:
@@ -65,6 +68,7 @@ class Stage:
     certificate: Path
     decisions: Path
     containers: list[Container] = field(default_factory=list)
+    _clients: dict[str, Any] = field(default_factory=dict)
 
     @property
     def environ(self) -> dict[str, str]:
@@ -79,13 +83,19 @@ class Stage:
             "AWS_CA_BUNDLE": str(self.certificate),
         }
 
-    def aws(self, *arguments: str) -> Any:
-        command = [str(TOOLS / "aws"), "--region", REGION, "--output", "json", *arguments]
-        ended = subprocess.run(
-            command, env=self.environ, capture_output=True, text=True, check=False
-        )
-        assert ended.returncode == 0, ended.stderr
-        return json.loads(ended.stdout) if ended.stdout.strip() else None
+    def client(self, service: str) -> Any:
+        """A client of an administrator. The AWS CLI would take a second of CPU for each call."""
+        if service not in self._clients:
+            session = botocore.session.get_session()
+            self._clients[service] = session.create_client(
+                service,
+                region_name=REGION,
+                endpoint_url=self.endpoint,
+                verify=str(self.certificate),
+                aws_access_key_id=ACCOUNT,
+                aws_secret_access_key="local",
+            )
+        return self._clients[service]
 
     def deploy(self, *parameters: str) -> str:
         """`deploy.sh`, as an operator runs it. Autoscaling is not offered by the local AWS."""
@@ -112,18 +122,14 @@ class Stage:
         self.put_document(role, name, {"Version": "2012-10-17", "Statement": [statement]})
 
     def put_document(self, role: str, name: str, document: dict[str, Any]) -> None:
-        self.aws(
-            *("iam", "put-role-policy", "--role-name", self.role_name(role)),
-            *("--policy-name", name, "--policy-document", json.dumps(document)),
+        self.client("iam").put_role_policy(
+            RoleName=self.role_name(role), PolicyName=name, PolicyDocument=json.dumps(document)
         )
 
     def document(self, role: str) -> dict[str, Any]:
         """The policy of a role as CloudFormation made it."""
-        found = self.aws(
-            *("iam", "get-role-policy", "--role-name", self.role_name(role)),
-            *("--policy-name", role),
-        )["PolicyDocument"]
-        document: dict[str, Any] = json.loads(unquote(found)) if isinstance(found, str) else found
+        found = self.client("iam").get_role_policy(RoleName=self.role_name(role), PolicyName=role)
+        document: dict[str, Any] = found["PolicyDocument"]
         return document
 
     def role_name(self, role: str) -> str:
@@ -131,25 +137,33 @@ class Stage:
         return name
 
     def outputs(self, stack: str) -> dict[str, str]:
-        (found,) = self.aws("cloudformation", "describe-stacks", "--stack-name", stack)["Stacks"]
+        (found,) = self.client("cloudformation").describe_stacks(StackName=stack)["Stacks"]
         return {each["OutputKey"]: each["OutputValue"] for each in found["Outputs"]}
 
     def secret(self, name: str) -> str:
         arn = self.outputs("conveyor-data")[name]
-        text: str = self.aws("secretsmanager", "get-secret-value", "--secret-id", arn)[
-            "SecretString"
-        ]
+        text: str = self.client("secretsmanager").get_secret_value(SecretId=arn)["SecretString"]
         return text
 
+    @property
+    def key(self) -> str:
+        """An API key."""
+        return self.secret("ApiKeys").split()[0]
+
+    def add_key(self, key: str) -> None:
+        """Adds a key to those that CloudFormation has generated, as an operator does."""
+        arn, keys = self.outputs("conveyor-data")["ApiKeys"], self.secret("ApiKeys")
+        self.client("secretsmanager").put_secret_value(SecretId=arn, SecretString=f"{keys} {key}")
+
     def definition(self, role: str) -> dict[str, Any]:
-        found = self.aws("ecs", "describe-task-definition", "--task-definition", f"conveyor-{role}")
+        found = self.client("ecs").describe_task_definition(taskDefinition=f"conveyor-{role}")
         definition: dict[str, Any] = found["taskDefinition"]
         return definition
 
     def credentials(self, role_arn: str) -> dict[str, str]:
-        keys = self.aws(
-            "sts", "assume-role", "--role-arn", role_arn, "--role-session-name", "task"
-        )["Credentials"]
+        keys = self.client("sts").assume_role(RoleArn=role_arn, RoleSessionName="task")[
+            "Credentials"
+        ]
         return {
             "AWS_ACCESS_KEY_ID": keys["AccessKeyId"],
             "AWS_SECRET_ACCESS_KEY": keys["SecretAccessKey"],
@@ -194,7 +208,7 @@ class Stage:
         ]
 
     def start(self, role: str, **more: str) -> Container:
-        port, name = free_port(), f"conveyor-test-{role}-{free_port()}"
+        port, name = free_port(), f"{NAME}{role}-{free_port()}"
         environ = {**self.task_environ(role, port), **more}
         container = Container(name, port, self.folder / f"{name}.log")
         command = [*self.command(name, environ, role=role), "--detach", IMAGE]
@@ -203,10 +217,20 @@ class Stage:
         until(f"{name} to be ready", lambda: self._is_ready(container))
         return container
 
+    def of_role(self, role: str) -> list[Container]:
+        return [each for each in self.containers if each.name.startswith(f"{NAME}{role}-")]
+
+    def restart_ended(self, role: str) -> None:
+        """Starts a process that has ended again, as ECS does, under its name and port."""
+        for container in self.of_role(role):
+            if not self._is_ready(container):
+                subprocess.run(["podman", "start", container.name], check=True, capture_output=True)
+                until(f"{container.name} to be ready", partial(self._is_ready, container))
+
     def run(self, role: str, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
         """A command in a container of this role, to its end."""
         environ = {**self.task_environ(role, free_port()), **more}
-        name = f"conveyor-test-run-{free_port()}"
+        name = f"{NAME}run-{free_port()}"
         command = [*self.command(name, environ, role=role), "--rm", IMAGE, *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 

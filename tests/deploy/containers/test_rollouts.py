@@ -13,7 +13,7 @@ PAGES = 1_500
 
 
 def test_workers_are_replaced_and_removed_during_a_run(stage: Stage, url: str, site: Site) -> None:
-    headers = {"X-API-Key": stage.secret("ApiKeys")}
+    headers = {"X-API-Key": stage.key}
     site.request_counts.clear()
     with httpx.Client(base_url=url, headers=headers, timeout=60) as client:
         tasks = [{"url": each} for each in site.urls(PAGES)]

@@ -142,12 +142,24 @@ def test_a_body_of_null_is_no_body() -> None:
         ("GET", b'"a=1"', "body_not_allowed"),
         ("POST", b'"' + b"x" * limits.TASK_BODY_BYTES_MAX + b'"', "body_too_large"),
         ("POST", b'{"a":', "body_malformed"),
-        ("POST", b"[" * 5000 + b"]" * 5000, "body_malformed"),
         ("POST", b'"\xff"', "body_malformed"),
     ],
 )
 def test_a_body_that_cannot_be_sent_is_refused(method: str, body: bytes, reason: str) -> None:
     assert refusal_of(method=method, body=body).reason == reason
+
+
+def test_a_body_that_is_nested_too_deeply_is_refused_or_sent_as_it_is() -> None:
+    """Python 3.14 reads many more levels than earlier ones, more than fit into a body."""
+    body = b"[" * 5000 + b"]" * 5000
+
+    try:
+        _, secrets = checked(method="POST", body=body)
+    except Refusal as refusal:
+        assert refusal.reason == "body_malformed"
+    else:
+        assert secrets is not None
+        assert secrets.body == body
 
 
 def test_metadata_has_a_size_in_bytes_too() -> None:

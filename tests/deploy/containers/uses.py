@@ -1,0 +1,262 @@
+"""What the program does with each action that its roles are granted (docs/deploy.md, Permissions).
+
+A use makes the API or a worker call the action. It ignores the responses: without the permission
+they are failures, and the log of the process has to name the cause.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from conveyor.cli.demo import Site
+from tests.deploy.containers.stage import Stage, until
+
+DAILY = {"rate": {"every": 1, "unit": "day"}}
+# Together more than the 512 KiB that the API reads at once: a list that is staged.
+LONG_TASKS, LONG_URL_CHARS = 1_500, 400
+# More than one part of an upload, which has 8 MiB.
+PARTS_BYTES = 12 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A caller of the deployed API."""
+
+    stage: Stage
+    http: httpx.Client
+    site: Site
+
+    def post(self, path: str, **body: Any) -> dict[str, Any]:
+        """The response, or an empty one if the API cannot answer."""
+        with suppress(httpx.TimeoutException):
+            answer = self.http.post(path, json=body)
+            if answer.is_success:
+                found: dict[str, Any] = answer.json()
+                return found
+        return {}
+
+    def ask(self, method: str, path: str) -> None:
+        with suppress(httpx.TimeoutException):
+            self.http.request(method, path)
+
+    def tasks(self, count: int) -> list[dict[str, str]]:
+        return [{"url": url} for url in self.site.urls(count)]
+
+    def long_list(self) -> list[dict[str, str]]:
+        padding = "x" * LONG_URL_CHARS
+        return [{"url": f"{url}?{padding}"} for url in self.site.urls(LONG_TASKS)]
+
+    def submit(self, count: int = 1, **more: Any) -> str:
+        return str(self.post("/v1/jobs", tasks=self.tasks(count), **more).get("job_id"))
+
+    def latest_run(self, job_id: str) -> dict[str, Any]:
+        run: dict[str, Any] = self.http.get(f"/v1/jobs/{job_id}").json()["latest_run"]
+        return run
+
+    def finished(self) -> str:
+        """A job that has ended."""
+        job_id = self.submit(3)
+        until("the job to end", lambda: self.latest_run(job_id)["terminal"])
+        return job_id
+
+
+Act = Callable[[], object]
+Use = Callable[[Caller], Act]
+"""Prepares with every permission, and returns what is then done without one."""
+
+
+def submit(caller: Caller) -> Act:
+    # Some of these pages fail at first and are retried.
+    return lambda: caller.submit(20)
+
+
+def list_jobs(caller: Caller) -> Act:
+    caller.submit()
+    return lambda: caller.ask("GET", "/v1/jobs")
+
+
+def read_job(caller: Caller) -> Act:
+    job_id = caller.submit()
+    return lambda: caller.ask("GET", f"/v1/jobs/{job_id}")
+
+
+def pause(caller: Caller) -> Act:
+    job_id = caller.submit(status="open")
+    return lambda: caller.ask("POST", f"/v1/jobs/{job_id}/pause")
+
+
+def stop(caller: Caller) -> Act:
+    job_id = caller.submit(status="open")
+    return lambda: caller.ask("POST", f"/v1/jobs/{job_id}/stop")
+
+
+def delete_schedule(caller: Caller) -> Act:
+    job_id = caller.submit(type="scheduled", schedule=DAILY)
+    return lambda: caller.ask("DELETE", f"/v1/jobs/{job_id}")
+
+
+def list_runs_after_a_loss(caller: Caller) -> Act:
+    """The row of a run is gone, and a list removes the pointer to it."""
+    job_id = caller.submit()
+    run_id = caller.latest_run(job_id)["run_id"]
+    key = {"pk": {"S": f"Job#{job_id}"}, "sk": {"S": f"Run#{run_id}"}}
+    table = caller.stage.outputs("conveyor-data")["Table"]
+    caller.stage.client("dynamodb").delete_item(TableName=table, Key=key)
+    return lambda: caller.ask("GET", f"/v1/jobs/{job_id}/runs")
+
+
+def read_page(caller: Caller) -> Act:
+    job_id = caller.finished()
+    (row, *_) = caller.http.get(f"/v1/jobs/{job_id}/results?status=successful").json()["results"]
+    return lambda: caller.ask("GET", f"/v1/jobs/{job_id}/tasks/{row['task_id']}/content")
+
+
+def submit_long_list(caller: Caller) -> Act:
+    return lambda: caller.post("/v1/jobs", tasks=caller.long_list(), max_inflight=1)
+
+
+def refuse_empty_upload(caller: Caller) -> Act:
+    """An uploaded list without a line: the API removes the copy that it has made."""
+    spec = {"header": True, "fields": {"url": "link"}}
+    slot = caller.post("/v1/job_inputs", type="csv", csv=spec)
+    upload = slot["upload"]
+    trusted = ssl.create_default_context(cafile=str(caller.stage.certificate))
+    with httpx.Client(verify=trusted) as s3:
+        sent = s3.request(
+            upload["method"], upload["url"], content=b"link\r\n", headers=upload["headers"]
+        )
+    assert sent.is_success, sent.text
+    return lambda: caller.post("/v1/jobs", file_input_id=slot["file_input_id"])
+
+
+def break_off_long_list(caller: Caller) -> Act:
+    """Sends more than one part of a list, and closes the connection."""
+    address = urlsplit(str(caller.http.base_url))
+    line = b'{"url": "%s"},' % caller.long_list()[0]["url"].encode()
+    body = b'{"tasks": [' + line * (PARTS_BYTES // len(line))
+    head = (
+        f"POST /v1/jobs HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: application/json\r\n"
+        f"X-API-Key: {caller.http.headers['X-API-Key']}\r\nContent-Length: {2 * len(body)}\r\n\r\n"
+    )
+
+    def send() -> None:
+        assert address.hostname is not None
+        with socket.create_connection((address.hostname, address.port or 80), timeout=120) as peer:
+            peer.sendall(head.encode() + body)
+
+    return send
+
+
+def ingest_without_a_queue(caller: Caller) -> Act:
+    """The queue of a run is lost; the worker that ingests a list creates it again."""
+    job_id = caller.submit(status="open")
+    run_id = caller.latest_run(job_id)["run_id"]
+    queues = caller.stage.client("sqs")
+    (url,) = [each for each in queues.list_queues()["QueueUrls"] if each.endswith(run_id)]
+    queues.delete_queue(QueueUrl=url)
+    return lambda: caller.post(f"/v1/jobs/{job_id}/tasks", tasks=caller.long_list())
+
+
+def finish_workflow(caller: Caller) -> Act:
+    return lambda: caller.submit(sfn_task_token="a-token")
+
+
+def stop_workflow(caller: Caller) -> Act:
+    job_id = caller.submit(status="open", sfn_task_token="a-token")
+    return lambda: caller.ask("POST", f"/v1/jobs/{job_id}/stop")
+
+
+def export(caller: Caller) -> Act:
+    job_id = caller.finished()
+    run_id = caller.latest_run(job_id)["run_id"]
+    return lambda: caller.ask("POST", f"/v1/jobs/{job_id}/runs/{run_id}/exports")
+
+
+def delete_job(caller: Caller) -> Act:
+    job_id = caller.finished()
+    return lambda: caller.ask("DELETE", f"/v1/jobs/{job_id}")
+
+
+def start_process(caller: Caller) -> Act:
+    """A new process of the role; the test starts it and reads what it prints."""
+    return lambda: None
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """An action of a role: what it is for, and a use of it.
+
+    Without a use the log cannot be shown here, for the reason in `unseen`. `beside` is removed
+    together with the action, because only then the program needs it.
+    """
+
+    purpose: str
+    use: Use | None
+    unseen: str = ""
+    beside: str = ""
+
+
+USES: dict[str, dict[str, Granted]] = {
+    "api": {
+        "dynamodb:GetItem": Granted("reads a job", read_job),
+        "dynamodb:BatchGetItem": Granted("lists jobs", list_jobs),
+        "dynamodb:Query": Granted("lists jobs", list_jobs),
+        "dynamodb:PutItem": Granted("submits a job", submit),
+        "dynamodb:UpdateItem": Granted("pauses a run", pause),
+        "dynamodb:DeleteItem": Granted("deletes a scheduled job", delete_schedule),
+        "dynamodb:BatchWriteItem": Granted(
+            "removes pointers to rows that are gone", list_runs_after_a_loss
+        ),
+        "dynamodb:ConditionCheckItem": Granted("starts an export", export),
+        "sqs:CreateQueue": Granted("submits a job", submit),
+        "sqs:GetQueueUrl": Granted("finds the control queue when it starts", start_process),
+        "sqs:SendMessage": Granted("submits a job", submit),
+        "sqs:DeleteQueue": Granted("stops a run", stop),
+        "s3:GetObject": Granted("serves a page", read_page),
+        "s3:PutObject": Granted("stages a long list", submit_long_list),
+        "s3:DeleteObject": Granted("removes a list that was refused", refuse_empty_upload),
+        "s3:ListBucket": Granted("removes a list that was refused", refuse_empty_upload),
+        "s3:AbortMultipartUpload": Granted("ends a list that breaks off", break_off_long_list),
+    },
+    "worker": {
+        "dynamodb:GetItem": Granted("reads runs and leases", submit),
+        "dynamodb:BatchGetItem": Granted("reads tasks", submit),
+        "dynamodb:Query": Granted("finds live runs", submit),
+        "dynamodb:PutItem": Granted("takes leases", submit),
+        "dynamodb:UpdateItem": Granted("claims and settles tasks", submit),
+        "dynamodb:DeleteItem": Granted("gives leases back", submit),
+        "dynamodb:BatchWriteItem": Granted("deletes the rows of a job", delete_job),
+        "dynamodb:ConditionCheckItem": Granted(
+            "hands back a task that was never tried", submit, beside="s3:PutObject"
+        ),
+        "sqs:CreateQueue": Granted(
+            "starts scheduled runs, restores a queue", ingest_without_a_queue
+        ),
+        "sqs:DeleteQueue": Granted("ends a run", submit),
+        "sqs:GetQueueUrl": Granted("finds the queue of a run", submit),
+        "sqs:GetQueueAttributes": Granted("measures what is left of a run", submit_long_list),
+        "sqs:SendMessage": Granted("enqueues the tasks of a long list", submit_long_list),
+        "sqs:ReceiveMessage": Granted("takes tasks", submit),
+        "sqs:DeleteMessage": Granted("acknowledges tasks", submit),
+        "sqs:ChangeMessageVisibility": Granted("delays a retry", submit),
+        "s3:GetObject": Granted("reads long lists, writes exports", submit_long_list),
+        "s3:PutObject": Granted("stores pages and exports", submit),
+        "s3:DeleteObject": Granted("deletes the pages of a job", delete_job),
+        "s3:ListBucket": Granted("deletes the pages of a job", delete_job),
+        "s3:AbortMultipartUpload": Granted(
+            "ends an export that breaks off",
+            None,
+            unseen="needs an export that breaks off; the API makes the same call",
+        ),
+        "states:SendTaskSuccess": Granted("ends a task of Step Functions", finish_workflow),
+        "states:SendTaskFailure": Granted("ends a task of Step Functions", stop_workflow),
+    },
+}
