@@ -13,7 +13,6 @@ import trio
 
 from conveyor.domain.submit.target import TargetPolicy
 from conveyor.engines.aws.client.auth import AwsAccess, Credentials, StaticAccess
-from conveyor.engines.aws.client.boto_transport import open_boto_transport
 from conveyor.engines.aws.client.client import Answer, AwsTransport, Params, RetryingAwsClient
 from conveyor.engines.aws.client.http_transport import HttpTransport
 from conveyor.engines.aws.client.usage import Meter
@@ -48,7 +47,14 @@ async def an_http_transport(access: AwsAccess) -> AsyncGenerator[HttpTransport, 
         pool.close()
 
 
-TRANSPORTS: dict[str, OpenTransport] = {"lean": an_http_transport, "boto": open_boto_transport}
+def a_boto_transport(access: AwsAccess) -> AbstractAsyncContextManager[AwsTransport]:
+    # Imported here: trio-asyncio 0.16 cannot be imported on Python 3.14.
+    from conveyor.engines.aws.client.boto_transport import open_boto_transport
+
+    return open_boto_transport(access)
+
+
+TRANSPORTS: dict[str, OpenTransport] = {"lean": an_http_transport, "boto": a_boto_transport}
 
 
 class Faults(Protocol):

@@ -11,12 +11,11 @@ from random import Random
 import pytest
 import trio
 
-from conveyor.engines.aws.client.boto_transport import open_boto_transport
 from conveyor.engines.aws.client.client import AwsClient
 from conveyor.engines.aws.s3 import S3Blobs
 from conveyor.engines.system import SystemClock
 from conveyor.ports.blobs import Blobs
-from tests.aws import an_access, an_aws_client, an_http_transport
+from tests.aws import a_boto_transport, an_access, an_aws_client, an_http_transport
 from tests.builders import ManualClock
 from tests.conformance.engines import ENGINES
 
@@ -45,7 +44,7 @@ async def s3_blobs(url: str) -> AsyncIterator[S3Blobs]:
     """In a bucket that is empty before and after: a server has room for few of them."""
     access = an_access(s3=url)
     if url not in _MADE:
-        async with open_boto_transport(access) as transport:
+        async with a_boto_transport(access) as transport:
             await an_aws_client(transport).call("s3", "CreateBucket", {"Bucket": BUCKET})
         _MADE.add(url)
     async with an_http_transport(access) as transport:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,6 @@ from conveyor.domain.errors import ConveyorError
 from conveyor.domain.ids import Random
 from conveyor.domain.submit.target import TargetPolicy
 from conveyor.engines.aws.client.auth import AwsAccess, find_access
-from conveyor.engines.aws.client.boto_transport import open_boto_transport
 from conveyor.engines.aws.client.client import (
     DEADLINE_S,
     AwsClient,
@@ -96,7 +95,7 @@ async def open_aws(
         lean = HttpTransport(access=access, pool=pool, now=clock.now, traffic=meter.traffic)
         transport: AwsTransport = lean
         if with_sdk:
-            transport = await stack.enter_async_context(open_boto_transport(access))
+            transport = await stack.enter_async_context(_open_sdk(access))
         client = RetryingAwsClient(
             transport=transport,
             random=random,
@@ -138,7 +137,7 @@ async def create_resources(
 ) -> Sequence[str]:
     """Creates missing resources, and returns a list of all. The call may be repeated."""
     access = await _found_access(clock)
-    async with open_boto_transport(access) as transport:
+    async with _open_sdk(access) as transport:
         return await check_resources(
             RetryingAwsClient(transport=transport, random=random, deadline_s=call_timeout_s),
             names,
@@ -159,6 +158,19 @@ async def check_resources(
         f"control queue {queues.control_url}",
         f"dead queue {queues.dead_url}",
     ]
+
+
+def _open_sdk(access: AwsAccess) -> AbstractAsyncContextManager[AwsTransport]:
+    # Imported here: only `conveyor init` needs the SDK, and trio-asyncio 0.16 cannot be imported on
+    # Python 3.14.
+    try:
+        from conveyor.engines.aws.client.boto_transport import open_boto_transport
+    except AttributeError as error:
+        raise NotSetUp(
+            f"the SDK of AWS cannot be used on this Python ({error}): run `conveyor init` on "
+            "Python 3.13 or earlier, or deploy deploy/aws/data.yaml"
+        ) from error
+    return open_boto_transport(access)
 
 
 async def _found_access(clock: Clock) -> AwsAccess:

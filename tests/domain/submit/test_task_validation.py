@@ -153,13 +153,14 @@ def test_a_body_that_is_nested_too_deeply_is_refused_or_sent_as_it_is() -> None:
     """Python 3.14 reads many more levels than earlier ones, more than fit into a body."""
     body = b"[" * 5000 + b"]" * 5000
 
+    outcome: object
     try:
         _, secrets = checked(method="POST", body=body)
+        outcome = None if secrets is None else secrets.body
     except Refusal as refusal:
-        assert refusal.reason == "body_malformed"
-    else:
-        assert secrets is not None
-        assert secrets.body == body
+        outcome = refusal.reason
+
+    assert outcome in {"body_malformed", body}
 
 
 def test_metadata_has_a_size_in_bytes_too() -> None:
