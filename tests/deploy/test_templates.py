@@ -17,6 +17,7 @@ from conveyor.engines.aws.s3 import PRIVATE, lifecycle
 from conveyor.engines.aws.sqs import CONTROL, DEAD, RECEIVES_MAX, RUN_ATTRIBUTES
 from conveyor.usecases.run import demand
 from conveyor.usecases.run.demand import Demand
+from tests.deploy.containers.uses import USES
 from tests.deploy.templates import AWS, actions_of, load
 from tests.servers import SERVERS, found
 
@@ -166,6 +167,16 @@ def test_a_worker_knows_the_memory_that_it_may_use() -> None:
 def test_no_role_may_do_everything() -> None:
     for role in ("ExecutionRole", "ApiRole", "WorkerRole"):
         assert not {action for action in actions_of(role) if "*" in action}
+
+
+@pytest.mark.parametrize("role", ["api", "worker"])
+def test_every_granted_action_has_a_use_that_is_documented(role: str) -> None:
+    granted = actions_of(f"{role.title()}Role")
+    document = (AWS.parents[1] / "docs" / "deploy.md").read_text()
+    rows = {f"| {role} | `{action}` | {use.purpose} |" for action, use in USES[role].items()}
+
+    assert USES[role].keys() == granted
+    assert {row for row in rows if row not in document} == set()
 
 
 @pytest.mark.parametrize("name", ["data.yaml", "service.yaml"])

@@ -1,4 +1,4 @@
-"""deploy/box/compose.yaml, brought up as an operator does: Conveyor behind Caddy with TLS.
+"""The compose file of deploy/box, brought up as an operator does: Conveyor behind Caddy with TLS.
 
 The image of Caddy is made from Debian's package, because there may be no registry.
 """
