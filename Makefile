@@ -48,8 +48,9 @@ mutants: .venv/.installed-test
 # it builds an image and needs podman. BASE may name another base image, for machines without a registry.
 test-deploy: .venv/.installed-test .venv-servers/.installed .venv-deploy/.installed .venv-checkov/.installed
 	@for program in buildah podman runc promtool caddy; do command -v $$program >/dev/null || missing=$$program; done; \
+		[ -x /usr/lib/podman/netavark ] || missing=netavark; \
 		[ -z "$$missing" ] || { apt-get update && RUNLEVEL=1 apt-get install -y --no-install-recommends \
-		buildah podman runc uidmap containernetworking-plugins catatonit prometheus caddy; }
+		buildah podman runc uidmap containernetworking-plugins netavark aardvark-dns catatonit prometheus caddy; }
 	tests/deploy/build_image.sh
 	CONVEYOR_TEST_IMAGE=localhost/conveyor:test $(BIN)/pytest tests/deploy
 

@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(git rev-parse --show-toplevel)"
 suite=$1
 shift
-[ $# -gt 0 ] || set -- tests/domain tests/usecases tests/api tests/cli/test_demo.py tests/e2e/test_smoke.py
+[ $# -gt 0 ] || set -- tests/domain tests/usecases tests/api tests/e2e/test_walk.py tests/e2e/test_stop.py
 image=localhost/debian-$suite:test
 tests/deploy/base_image.sh "$suite" "$image"
 run=(podman --runtime runc run --rm --interactive --network host --ulimit nofile=10000:10000 --ulimit nproc=10000:10000

@@ -54,6 +54,10 @@ class Container:
             ["podman", "stop", "--time", str(within_s), self.name], check=True, capture_output=True
         )
 
+    def kill(self) -> None:
+        """Ends the process without a warning."""
+        subprocess.run(["podman", "kill", self.name], check=True, capture_output=True)
+
     def text(self) -> str:
         shown = subprocess.run(
             ["podman", "logs", self.name], capture_output=True, text=True, check=False
