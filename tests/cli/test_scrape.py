@@ -221,7 +221,8 @@ def test_two_lists_run_at_the_same_time_and_one_folder_has_one_owner(
         assert process.poll() is None
     assert second.code == 0
     assert third.code == 2
-    assert f"one is in use by process {process.pid}" in third.err
+    assert f"one is in use by another scrape, process {process.pid}" in third.err
+    assert "conveyor ps one" in third.err
 
 
 def test_a_list_of_results_that_cannot_be_put_in_place_is_told(

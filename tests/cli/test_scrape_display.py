@@ -1,13 +1,16 @@
-"""The progress display of `conveyor scrape`: what fits, and what a pipe gets."""
+"""What `conveyor scrape` says: lines that fit, what a pipe gets, and what to do next."""
 
 from __future__ import annotations
 
+import errno
 import io
 import os
+from pathlib import Path
 
 import pytest
 
 from conveyor.cli.scrape.display import RED, Display, Seen, plain_line, render, unstyled
+from conveyor.cli.scrape.folder import cannot_write
 
 URL = f"https://slow.example/{'long/' * 40}"
 SEEN = Seen(
@@ -58,3 +61,14 @@ def test_a_terminal_shows_a_failure_on_one_line_and_a_pipe_shows_all_of_it(
 
     assert (len(shown), shown[-1]) == (60, "…")
     assert pipe.getvalue() == f"  timeout  {URL}\n"
+
+
+def test_a_full_disk_is_told_with_the_way_on() -> None:
+    full = cannot_write(Path("pages"), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    forbidden = cannot_write(Path("pages"), PermissionError(errno.EACCES, "Permission denied"))
+
+    assert str(full) == (
+        "Cannot write to pages: No space left on device. "
+        "The same command goes on once there is room."
+    )
+    assert str(forbidden) == "Cannot write to pages: Permission denied."

@@ -7,10 +7,12 @@ can cut its last line, which the next start drops. At the end it is written anew
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import mmap
 import os
+import shlex
 import time
 import zlib
 from array import array
@@ -60,7 +62,8 @@ class FolderState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def cannot_write(folder: Path, error: OSError) -> CannotWrite:
-    return CannotWrite(f"Cannot write to {folder}: {error.strerror}.")
+    hint = " The same command goes on once there is room." if error.errno == errno.ENOSPC else ""
+    return CannotWrite(f"Cannot write to {folder}: {error.strerror}.{hint}")
 
 
 class Folder:
@@ -94,7 +97,11 @@ class Folder:
         while not self._has_locked():
             if time.monotonic() > give_up_at:
                 owner = os.pread(self._lock, 20, 0).decode(errors="replace").strip()
-                raise FolderInUse(f"{self.path} is in use by process {owner}.")
+                raise FolderInUse(
+                    f"{self.path} is in use by another scrape, process {owner}. "
+                    f"`conveyor ps {shlex.quote(str(self.path))}` shows it; "
+                    "-o chooses another folder."
+                )
             time.sleep(0.02)
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
