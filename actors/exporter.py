@@ -18,7 +18,7 @@ from functools import partial
 import trio
 
 from conveyor.domain.changes import JobKey
-from conveyor.domain.export.export import Export
+from conveyor.domain.export_record import Export
 from conveyor.domain.ids import CallerId, ExportId, JobId
 from conveyor.ports.errors import RowDamaged, Unavailable
 from conveyor.usecases import export as exports

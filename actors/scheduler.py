@@ -17,7 +17,7 @@ from functools import partial
 import trio
 
 from conveyor.domain.ids import JobId
-from conveyor.domain.schedule.schedule import Schedule, UnknownZone
+from conveyor.domain.schedule import Schedule, UnknownZone
 from conveyor.ports.errors import Unavailable
 from conveyor.usecases import clock_repairs
 from conveyor.usecases import schedule as schedules

@@ -29,7 +29,7 @@ from bench.svg_chart import Panel, draw, is_whole, place_of
 from conveyor.bootstrap.runtime import Runtime, create_resources, open_runtime
 from conveyor.cli.local_run import start_job
 from conveyor.config import Settings
-from conveyor.domain.backpressure.budget import Price
+from conveyor.domain.budget import Price
 from conveyor.domain.changes import RunKey, TaskKey
 from conveyor.domain.lifecycle import RUN_LIVE
 from conveyor.domain.model import Job, Run

@@ -25,7 +25,7 @@ import trio
 from bench.throughput_variants import Measured
 from conveyor.config import Settings
 from conveyor.domain.changes import Change, Insert, JobKey, RunKey, TaskKey
-from conveyor.domain.export.export import ExportFormat
+from conveyor.domain.export_record import ExportFormat
 from conveyor.domain.ids import FIRST_BATCH, CallerId, JobId, RunId, task_id
 from conveyor.domain.model import Job, JobStatus, Result, Run, RunStatus, Task, TaskStatus
 from conveyor.domain.queries import TasksOf

@@ -23,7 +23,7 @@ from conveyor.bootstrap.aws import names_of, open_on
 from conveyor.bootstrap.runtime import AWS, Runtime, make_env
 from conveyor.config import Settings
 from conveyor.domain import ids
-from conveyor.domain.backpressure.budget import Price
+from conveyor.domain.budget import Price
 from conveyor.domain.ids import CallerId, JobId
 from conveyor.domain.model import Webhook
 from conveyor.domain.submit.admission import TaskDraft

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from conveyor.api.server.auth import Network, parse_networks
 from conveyor.domain import limits
-from conveyor.domain.backpressure.budget import MICROS, micros_from
+from conveyor.domain.budget import MICROS, micros_from
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.quota import DEFAULTS, Quota, Quotas
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import msgspec
 
-from conveyor.domain.backpressure.budget import Budget, BudgetReservation, Unit
+from conveyor.domain.budget import Budget, BudgetReservation, Unit
 from conveyor.domain.changes import (
     ANY,
     KIND_OF_ROW,
@@ -24,7 +24,7 @@ from conveyor.domain.changes import (
     Write,
 )
 from conveyor.domain.errors import make_problem
-from conveyor.domain.export.export import Export, ExportFormat, ExportStatus
+from conveyor.domain.export_record import Export, ExportFormat, ExportStatus
 from conveyor.domain.ids import (
     FIRST_BATCH,
     CallerId,
@@ -63,7 +63,7 @@ from conveyor.domain.model import (
     TaskRef,
     TaskStatus,
 )
-from conveyor.domain.schedule.schedule import Overlap, Rate, RateUnit, Schedule, ScheduleStatus
+from conveyor.domain.schedule import Overlap, Rate, RateUnit, Schedule, ScheduleStatus
 from conveyor.ports.clock import Clock
 from conveyor.ports.store import Store
 

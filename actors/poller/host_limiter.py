@@ -16,12 +16,11 @@ from dataclasses import dataclass
 import trio
 
 from conveyor.domain import limits
-from conveyor.domain.backpressure import host_limit
-from conveyor.domain.backpressure.host_limit import HostLimit, HostLimits
+from conveyor.domain.backpressure import permits
 from conveyor.domain.changes import TaskKey
 from conveyor.domain.ids import LeaseId
 from conveyor.domain.lifecycle import TASK_TERMINAL
-from conveyor.domain.model import Job
+from conveyor.domain.model import HostLimit, HostLimits, Job
 from conveyor.domain.submit.target import host_of
 from conveyor.ports.coordinator import HostPool
 from conveyor.ports.errors import Unavailable
@@ -170,7 +169,7 @@ class HostLimiter:
         turn_s = self._interval_s(host)
         is_sure = limit.concurrency is None or host in self._fetch_s
         turn_at = max(turns.get(host, 0.0), now)
-        wait_s = host_limit.host_wait_s(
+        wait_s = permits.host_wait_s(
             turn_at + (1 - _EARLY_TURNS) * turn_s, now=now, is_sure=is_sure
         )
         # Bounded by the delay that is really used, or the turns of a slow host would move ever
@@ -180,7 +179,7 @@ class HostLimiter:
 
     def _interval_s(self, host: str) -> float:
         fetch_s = self._fetch_s.get(host, _FETCH_ESTIMATE_S)
-        return host_limit.host_interval_s(self._limits.limit_for(host), fetch_s=fetch_s)
+        return permits.host_interval_s(self._limits.limit_for(host), fetch_s=fetch_s)
 
     def _mark_full(self, host: str) -> None:
         until = trio.current_time() + _EARLY_TURNS * min(self._interval_s(host), _FETCH_ESTIMATE_S)

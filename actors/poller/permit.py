@@ -34,8 +34,8 @@ from actors.limiters.storage_breaker import StorageBreaker
 from actors.runtime import bounded_cleanup
 from conveyor.domain import limits
 from conveyor.domain.backpressure import reservation
-from conveyor.domain.backpressure.budget import Budget, BudgetReservation, Price, Unit
 from conveyor.domain.backpressure.permits import cooldown_s, permits_to_request
+from conveyor.domain.budget import Budget, BudgetReservation, Price, Unit
 from conveyor.domain.changes import Applied, BudgetKey, Missing, RunKey, Verdict
 from conveyor.domain.ids import LeaseId, RunId
 from conveyor.domain.lifecycle import RUN_LIVE

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from conveyor.api.server.request import RequestContext, Response, Work, json_reply
-from conveyor.domain.backpressure.budget import PriceRange
+from conveyor.domain.budget import PriceRange
 from conveyor.domain.errors import InvalidTasks
 from conveyor.domain.model import Run
 from conveyor.schemas.responses import Estimate, RerunDryRunResponse, SubmitDryRunResponse

@@ -12,8 +12,8 @@ from conveyor.api.server.problem import BadRange
 from conveyor.api.server.request import Download, RequestContext, Response, Work, json_reply
 from conveyor.domain.changes import ExportKey, RunKey
 from conveyor.domain.errors import Conflict, InvalidArgument
-from conveyor.domain.export.export import Export, ExportFormat
 from conveyor.domain.export.formats import ENCODERS
+from conveyor.domain.export_record import Export, ExportFormat
 from conveyor.domain.ids import ExportId, JobId, RunId
 from conveyor.schemas.responses import ExportResponse, StartExportResponse
 from conveyor.schemas.views import export_file_name, export_view, instant

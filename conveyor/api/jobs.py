@@ -26,13 +26,12 @@ from conveyor.api.server.request import RequestContext, Response, Work, json_rep
 from conveyor.api.streaming_submit import StreamingSubmit
 from conveyor.api.webhook import webhook_from
 from conveyor.domain import limits, queries
-from conveyor.domain.backpressure.budget import BudgetCap
-from conveyor.domain.backpressure.host_limit import HostLimits
+from conveyor.domain.budget import BudgetCap
 from conveyor.domain.changes import JobKey
 from conveyor.domain.errors import Conflict, InvalidArgument
 from conveyor.domain.ids import FIRST_BATCH, BatchId, JobId, RunId
 from conveyor.domain.lifecycle import JOB_VISIBLE
-from conveyor.domain.model import Job, JobStatus, JobType, StagedList, Webhook
+from conveyor.domain.model import HostLimits, Job, JobStatus, JobType, StagedList, Webhook
 from conveyor.domain.queries import JobsOf
 from conveyor.domain.quota import Quota
 from conveyor.domain.submit import admission

@@ -12,7 +12,7 @@ from conveyor.domain.changes import JobKey
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.ids import JobId
 from conveyor.domain.model import Job
-from conveyor.domain.schedule.schedule import Overlap, Rule, ScheduleStatus
+from conveyor.domain.schedule import Overlap, Rule, ScheduleStatus
 from conveyor.schemas.requests import decode_schedule, decode_schedule_state
 from conveyor.schemas.responses import JobResponse, RunResponse, SubmitJobResponse
 from conveyor.schemas.schedule import JobSchedule, UpdateScheduleStateRequest, rule_from, state_from

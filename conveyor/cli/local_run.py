@@ -20,12 +20,11 @@ from conveyor.cli.progress import Report, note_of
 from conveyor.cli.shutdown import cancel_on_signal, end_if_failed
 from conveyor.config import Settings
 from conveyor.domain import limits
-from conveyor.domain.backpressure.budget import BudgetCap, Price
-from conveyor.domain.backpressure.host_limit import HostLimits
+from conveyor.domain.budget import BudgetCap, Price
 from conveyor.domain.changes import RunKey
 from conveyor.domain.ids import CallerId, JobId
 from conveyor.domain.lifecycle import RUN_LIVE
-from conveyor.domain.model import Job, Run, Totals
+from conveyor.domain.model import HostLimits, Job, Run, Totals
 from conveyor.domain.submit.admission import TaskDraft
 from conveyor.process_status import RunLine, Snapshot, serve_snapshots
 from conveyor.usecases.budget import is_spent

@@ -13,9 +13,9 @@ from typing import Any, Generic, TypeVar, assert_never, cast
 
 import msgspec
 
-from conveyor.domain.backpressure.budget import Budget, BudgetReservation
+from conveyor.domain.budget import Budget, BudgetReservation
 from conveyor.domain.damage import DamagedTask
-from conveyor.domain.export.export import Export
+from conveyor.domain.export_record import Export
 from conveyor.domain.ids import (
     BatchId,
     CallerId,
@@ -43,7 +43,7 @@ from conveyor.domain.model import (
     Task,
     TaskRef,
 )
-from conveyor.domain.schedule.schedule import Schedule
+from conveyor.domain.schedule import Schedule
 
 Row = (
     Job

@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from conveyor.domain.changes import Guard
-from conveyor.domain.export.export import ExportStatus
+from conveyor.domain.export_record import ExportStatus
 from conveyor.domain.model import (
     BatchStatus,
     CounterState,
@@ -27,7 +27,7 @@ from conveyor.domain.model import (
     TaskStatus,
     Totals,
 )
-from conveyor.domain.schedule.schedule import ScheduleStatus
+from conveyor.domain.schedule import ScheduleStatus
 
 Status = TypeVar("Status", bound=StrEnum)
 Event = TypeVar("Event", bound=StrEnum)

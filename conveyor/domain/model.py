@@ -12,8 +12,7 @@ from enum import StrEnum
 import msgspec
 
 from conveyor.domain import limits
-from conveyor.domain.backpressure.budget import BudgetCap
-from conveyor.domain.backpressure.host_limit import HostLimits
+from conveyor.domain.budget import BudgetCap
 from conveyor.domain.ids import BatchId, CallerId, EventId, InputId, JobId, NoticeId, RunId, TaskId
 
 
@@ -259,6 +258,23 @@ class RowsOf(msgspec.Struct, frozen=True, tag="rows"):
 
 
 Source = StagedList | UploadedList | RowsOf
+
+
+class HostLimit(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Limits for one host. None means no limit."""
+
+    concurrency: int | None = None  #: Fetches at the same time.
+    rate_per_s: float | None = None  #: Fetches that may begin per second.
+
+
+class HostLimits(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Limits for every host of a job, with exceptions for named hosts."""
+
+    every: HostLimit  #: The limit of each host that is not named.
+    hosts: dict[str, HostLimit] = {}  #: The limits of named hosts.
+
+    def limit_for(self, host: str) -> HostLimit:
+        return self.hosts.get(host, self.every)
 
 
 class Job(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ import msgspec
 
 from conveyor.domain import limits
 from conveyor.domain.errors import InvalidArgument
-from conveyor.domain.export.export import Export
+from conveyor.domain.export_record import Export
 from conveyor.domain.ids import CallerId, JobId, NoticeId, RunId, TaskId
 from conveyor.domain.model import (
     Batch,
@@ -35,7 +35,7 @@ from conveyor.domain.model import (
     TaskStatus,
     Totals,
 )
-from conveyor.domain.schedule.schedule import Schedule, ScheduleStatus
+from conveyor.domain.schedule import Schedule, ScheduleStatus
 
 Q = TypeVar(
     "Q",

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import msgspec
 
-from conveyor.domain.backpressure.budget import Price
+from conveyor.domain.budget import Price
 from conveyor.domain.model import FailureReason, Method, Problem, RunFailure
 from conveyor.domain.run.wait_reason import WaitReason
 

@@ -17,10 +17,9 @@ import msgspec
 from msgspec import Meta
 
 from conveyor.domain import limits
-from conveyor.domain.backpressure.budget import BudgetCap, Unit, micros_from
-from conveyor.domain.backpressure.host_limit import HostLimit, HostLimits
+from conveyor.domain.budget import BudgetCap, Unit, micros_from
 from conveyor.domain.errors import InvalidArgument
-from conveyor.domain.model import ListFormat, ListSpec
+from conveyor.domain.model import HostLimit, HostLimits, ListFormat, ListSpec
 from conveyor.domain.submit.admission import EXTERNAL_ID_PATTERN, TaskDraft
 from conveyor.domain.submit.scraper_params import PARAMS, RESPONSE_TYPES, find_doubled_key
 from conveyor.domain.submit.target import BadUrl, parse_url

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from conveyor.domain.errors import InvalidTask
-from conveyor.domain.export.export import ExportFormat, ExportStatus, Manifest
+from conveyor.domain.export_record import ExportFormat, ExportStatus, Manifest
 from conveyor.domain.ids import TASK_ID_PATTERN, ULID_PATTERN
 from conveyor.domain.model import (
     EventType,
@@ -30,7 +30,7 @@ from conveyor.domain.model import (
 )
 from conveyor.domain.run.audit import BadBody, Difference
 from conveyor.domain.run.wait_reason import WaitReason
-from conveyor.domain.schedule.schedule import ScheduleStatus
+from conveyor.domain.schedule import ScheduleStatus
 from conveyor.schemas.requests import BudgetInput, HostLimitsInput
 from conveyor.schemas.schedule import JobSchedule, SkippedFires
 

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from conveyor.domain import limits
 from conveyor.domain.errors import InvalidArgument
-from conveyor.domain.schedule.schedule import (
+from conveyor.domain.schedule import (
     At,
     BadRule,
     Calendar,

@@ -9,15 +9,15 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from conveyor.domain.backpressure.budget import MICROS, Budget, BudgetCap, Unit
-from conveyor.domain.backpressure.host_limit import HostLimits
-from conveyor.domain.export.export import Export, ExportStatus
+from conveyor.domain.budget import MICROS, Budget, BudgetCap, Unit
 from conveyor.domain.export.formats import ENCODERS
+from conveyor.domain.export_record import Export, ExportStatus
 from conveyor.domain.lifecycle import NOTICE_WAITING, RUN_TERMINAL, displayed_status
 from conveyor.domain.model import (
     Attempt,
     DeliveryAttempt,
     Event,
+    HostLimits,
     Job,
     Method,
     Notice,
@@ -32,7 +32,7 @@ from conveyor.domain.model import (
 )
 from conveyor.domain.run.series import Bucket
 from conveyor.domain.run.wait_reason import Waiting
-from conveyor.domain.schedule.schedule import Schedule, Skip, upcoming
+from conveyor.domain.schedule import Schedule, Skip, upcoming
 from conveyor.schemas.requests import BudgetInput, HostLimitInput, HostLimitsInput
 from conveyor.schemas.responses import (
     BudgetResponse,

@@ -34,8 +34,8 @@ import trio
 
 from actors.runtime.child import unwrapping_group
 from conveyor.domain.export.entry import LISTING, MANIFEST, Line
-from conveyor.domain.export.export import ExportFormat, Manifest, ManifestDigest
 from conveyor.domain.export.formats import TASK_FIELD, LastLine
+from conveyor.domain.export_record import ExportFormat, Manifest, ManifestDigest
 from conveyor.domain.submit.target import BadUrl, Target, TargetPolicy, join, parse_url
 from conveyor.http_client.connection_limits import PoolLimits
 from conveyor.http_client.errors import FetchFailed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from conveyor.domain.backpressure import reservation
-from conveyor.domain.backpressure.budget import Budget, BudgetCap, Unit
+from conveyor.domain.budget import Budget, BudgetCap, Unit
 from conveyor.domain.changes import Applied, BudgetKey, RunKey
 from conveyor.domain.errors import Conflict, InvalidArgument
 from conveyor.domain.ids import CallerId

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from conveyor.domain import clock_step, limits
+from conveyor.domain import clock_step, limits, schedule_trigger
 from conveyor.domain.changes import Change, Guard, ScrubKey, Update
 from conveyor.domain.export import progress
 from conveyor.domain.ids import RunId
 from conveyor.domain.lifecycle import BATCH_UNFINISHED
 from conveyor.domain.model import Batch, DeletionIntent, RunStatus
 from conveyor.domain.queries import BatchesIn, DueExports, DueNotices, DueScrubs, RunsIn
-from conveyor.domain.schedule import trigger
-from conveyor.domain.schedule.schedule import Schedule, UnknownZone
+from conveyor.domain.schedule import Schedule, UnknownZone
 from conveyor.domain.webhook import delivery
 from conveyor.ports.clock import Clock
 from conveyor.usecases import event_log
@@ -86,7 +85,7 @@ async def realign_schedules(env: Context) -> int:
         for last in page:
             # Such a schedule cannot trigger either, and the scheduler logs that.
             with suppress(UnknownZone):
-                change = trigger.realign(last, now=env.now())
+                change = schedule_trigger.realign(last, now=env.now())
                 if change is not None:
                     await env.commit(change)
                     count += 1

@@ -18,8 +18,8 @@ from conveyor.domain.changes import Applied, Change, ExportKey, JobKey, RunKey
 from conveyor.domain.errors import Conflict, ConveyorError, NotFound
 from conveyor.domain.export import progress
 from conveyor.domain.export.entry import DamagedBody, Entry
-from conveyor.domain.export.export import Export, ExportFormat, Manifest, ManifestDigest
 from conveyor.domain.export.formats import ENCODERS
+from conveyor.domain.export_record import Export, ExportFormat, Manifest, ManifestDigest
 from conveyor.domain.ids import CallerId, ExportId, is_ulid
 from conveyor.domain.lifecycle import EXPORT_UNDONE, RUN_LIVE, TASK_TERMINAL
 from conveyor.domain.model import Format, Run, Task

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from conveyor.domain.backpressure.host_limit import HostLimits
 from conveyor.domain.changes import Applied, Change, Guard, JobKey, Update
 from conveyor.domain.errors import NotFound
 from conveyor.domain.ids import CallerId
 from conveyor.domain.lifecycle import JOB_VISIBLE
-from conveyor.domain.model import Job
+from conveyor.domain.model import HostLimits, Job
 from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import load_owned_job
 

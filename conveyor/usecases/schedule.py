@@ -11,14 +11,14 @@ from functools import partial
 
 import msgspec
 
+from conveyor.domain import schedule_trigger
 from conveyor.domain.changes import Applied, JobKey, RunKey, ScheduleKey, Stale
 from conveyor.domain.errors import Conflict, InvalidArgument
 from conveyor.domain.ids import FIRST_BATCH, CallerId, JobId, RunId, fire_id
 from conveyor.domain.lifecycle import JOB_VISIBLE, SCHEDULE_FIRES
 from conveyor.domain.model import Job, JobType, Source
 from conveyor.domain.queries import DueSchedules
-from conveyor.domain.schedule import trigger
-from conveyor.domain.schedule.schedule import Overlap, Rule, Schedule, ScheduleStatus, next_after
+from conveyor.domain.schedule import Overlap, Rule, Schedule, ScheduleStatus, next_after
 from conveyor.usecases import budget
 from conveyor.usecases.context import AGAIN, Again, Context, retry, retry_or_refuse
 from conveyor.usecases.lookup import load_owned_job
@@ -87,7 +87,7 @@ async def submit(
         updated_at=job.created_at,
         next_fire_at=first_at,
     )
-    if isinstance(await env.commit(trigger.new_job(job, schedule)), Stale):
+    if isinstance(await env.commit(schedule_trigger.new_job(job, schedule)), Stale):
         return await _own(env, caller, job_id)
     return Scheduled(job, schedule)
 
@@ -125,7 +125,7 @@ async def _try_replace(
     env: Context, caller: CallerId, job_id: str, rule: Rule, overlap: Overlap
 ) -> Scheduled | Again:
     stored = await _own(env, caller, job_id)
-    change = trigger.replace(stored.schedule, rule, overlap, now=env.now())
+    change = schedule_trigger.replace(stored.schedule, rule, overlap, now=env.now())
     if change is None:
         return stored
     # Only for its refusal: a rule that never triggers is not accepted.
@@ -147,7 +147,7 @@ async def _try_set_state(
     stored = await _own(env, caller, job_id)
     if stored.schedule.status is state:
         return stored
-    flip = trigger.pause if state is ScheduleStatus.PAUSED else trigger.resume
+    flip = schedule_trigger.pause if state is ScheduleStatus.PAUSED else schedule_trigger.resume
     if not isinstance(await env.commit(flip(stored.schedule, now=env.now())), Applied):
         return AGAIN
     return await _own(env, caller, job_id)
@@ -175,7 +175,7 @@ async def trigger_schedule(env: Context, job_id: JobId) -> Fired:
 async def _try_fire(env: Context, job_id: JobId) -> Fired | Again:
     schedule = await env.store.read(ScheduleKey(job_id))
     job = await env.store.read(JobKey(job_id))
-    if schedule is None or not trigger.is_due(schedule, now=env.now()):
+    if schedule is None or not schedule_trigger.is_due(schedule, now=env.now()):
         return Fired.NOT_DUE
     if job is None or job.status not in JOB_VISIBLE:
         return Fired.NOT_DUE
@@ -183,7 +183,7 @@ async def _try_fire(env: Context, job_id: JobId) -> Fired | Again:
     # Derived from the nominal time, so that two schedulers cannot create two runs for one time.
     run_id = fire_id(job_id, schedule.next_fire_at)
     exists = await env.store.read(RunKey(job_id, run_id)) is not None
-    decided = trigger.trigger(job, schedule, run_id, exists=exists, now=env.now())
+    decided = schedule_trigger.trigger(job, schedule, run_id, exists=exists, now=env.now())
     if decided is None:
         return Fired.WAITING
     if not isinstance(await env.commit_with_events(decided.change), Applied):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import trio
 
 from actors.tree import LocalSignals, Mailboxes
-from conveyor.domain.backpressure.budget import Price
+from conveyor.domain.budget import Price
 from conveyor.domain.errors import make_problem
 from conveyor.domain.model import FailureReason
 from conveyor.ports.gateway import (

@@ -10,7 +10,7 @@ from conveyor.domain.ids import JobId
 from conveyor.domain.lifecycle import RUN_VISIBLE
 from conveyor.domain.model import RunStatus
 from conveyor.domain.queries import RunsOf
-from conveyor.domain.schedule.schedule import Cron, Overlap
+from conveyor.domain.schedule import Cron, Overlap
 from conveyor.domain.submit.admission import TaskDraft
 from conveyor.usecases import schedule
 from conveyor.usecases.submit.jobs import Submission

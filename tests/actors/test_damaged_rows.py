@@ -15,7 +15,7 @@ import trio
 from trio.testing import MockClock
 
 from conveyor.domain.changes import AnyKey, ExportKey, NoticeKey, RunKey, TaskKey
-from conveyor.domain.export.export import ExportFormat, ExportStatus
+from conveyor.domain.export_record import ExportFormat, ExportStatus
 from conveyor.domain.model import Task, TaskStatus, Webhook
 from conveyor.domain.queries import NoticesOf
 from conveyor.engines.aws.dynamodb import DynamoStore

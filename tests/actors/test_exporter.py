@@ -12,7 +12,7 @@ from actors.exporter import Exporter
 from conveyor.domain import limits
 from conveyor.domain.changes import ExportKey
 from conveyor.domain.export import progress
-from conveyor.domain.export.export import Export, ExportFormat, ExportStatus
+from conveyor.domain.export_record import Export, ExportFormat, ExportStatus
 from conveyor.domain.ids import CallerId
 from conveyor.domain.model import Run
 from conveyor.ports.blobs import Blobs

@@ -18,7 +18,7 @@ from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.lifecycle import RUN_VISIBLE
 from conveyor.domain.model import Job, Run, RunStatus
 from conveyor.domain.queries import RunsOf
-from conveyor.domain.schedule.schedule import Cron, Overlap, Rate, RateUnit, Rule, Schedule
+from conveyor.domain.schedule import Cron, Overlap, Rate, RateUnit, Rule, Schedule
 from conveyor.domain.submit.admission import TaskDraft
 from conveyor.usecases import schedule as schedules
 from conveyor.usecases.context import Context

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from actors.limiters.fair_limiter import FairLimiter
 from actors.runtime import Supervisor, tree
 from actors.tree import LocalSignals, Mailboxes, worker_tree
-from conveyor.domain.backpressure.budget import Price
+from conveyor.domain.budget import Price
 from conveyor.domain.changes import RunKey
 from conveyor.domain.errors import make_problem
 from conveyor.domain.ids import CallerId, JobId, RunId

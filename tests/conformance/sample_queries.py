@@ -27,7 +27,7 @@ from conveyor.domain.queries import (
     TasksOf,
     UnplacedEvents,
 )
-from conveyor.domain.schedule.schedule import ScheduleStatus
+from conveyor.domain.schedule import ScheduleStatus
 from conveyor.ports.store import Store
 from tests.builders import CALLER
 

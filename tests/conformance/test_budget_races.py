@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conveyor.domain.backpressure import reservation
-from conveyor.domain.backpressure.budget import BudgetCap, Unit
+from conveyor.domain.budget import BudgetCap, Unit
 from conveyor.domain.changes import Applied, BudgetKey
 from conveyor.ports.store import Store
 from tests.builders import JOB, RUN, T0, a_budget, a_job, a_run, a_share, keep

@@ -5,10 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from conveyor.domain.backpressure.budget import BudgetCap, Unit
-from conveyor.domain.backpressure.host_limit import HostLimit, HostLimits
+from conveyor.domain.budget import BudgetCap, Unit
 from conveyor.domain.changes import Applied, BatchKey, Row, RunKey, StatsKey
-from conveyor.domain.export.export import ExportFormat, ExportStatus, Manifest
+from conveyor.domain.export_record import ExportFormat, ExportStatus, Manifest
 from conveyor.domain.ids import FIRST_BATCH, BatchId, ExportId
 from conveyor.domain.model import (
     Attempt,
@@ -16,6 +15,8 @@ from conveyor.domain.model import (
     DeliveryAttempt,
     FailureReason,
     Format,
+    HostLimit,
+    HostLimits,
     IngestStatus,
     JobStatus,
     JobType,
@@ -35,7 +36,7 @@ from conveyor.domain.model import (
     TaskStatus,
     Webhook,
 )
-from conveyor.domain.schedule.schedule import (
+from conveyor.domain.schedule import (
     At,
     Calendar,
     Cron,

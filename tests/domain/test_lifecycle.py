@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from conveyor.domain import lifecycle
-from conveyor.domain.export.export import ExportStatus
+from conveyor.domain.export_record import ExportStatus
 from conveyor.domain.model import (
     BatchStatus,
     CounterState,

@@ -13,8 +13,7 @@ from typing import Any
 import trio
 
 from actors.poller.host_limiter import HostLimiter
-from conveyor.domain.backpressure.host_limit import HostLimit, HostLimits
-from conveyor.domain.model import Result
+from conveyor.domain.model import HostLimit, HostLimits, Result
 from conveyor.engines.executor import sync_directory
 from conveyor.engines.sqlite import blobs, pack_files
 from conveyor.ports.gateway import Scraped

@@ -23,7 +23,7 @@ from actors.task_runner import TaskRunner
 from conveyor.domain import limits
 from conveyor.domain.changes import BatchKey, NoticeKey
 from conveyor.domain.errors import Conflict
-from conveyor.domain.export.export import ExportFormat
+from conveyor.domain.export_record import ExportFormat
 from conveyor.domain.ids import FIRST_BATCH, InputId, JobId, LeaseId, RunId
 from conveyor.domain.model import (
     Batch,

@@ -11,14 +11,11 @@ import msgspec
 
 from conveyor import config
 from conveyor.api.server.app import ROUTES
-from conveyor.domain import lifecycle, limits, model
+from conveyor.domain import budget, export_record, lifecycle, limits, model, schedule
 from conveyor.domain import quota as quotas
-from conveyor.domain.backpressure import budget, host_limit
 from conveyor.domain.changes import ROW_KINDS, Row
-from conveyor.domain.export import export
 from conveyor.domain.run import wait_reason
 from conveyor.domain.run.settlement import BACKOFF
-from conveyor.domain.schedule import schedule
 from conveyor.domain.submit.scraper_params import PARAMS
 from conveyor.schemas.problem_codes import PROBLEM_CODES
 from tests.tidy import doc_comments
@@ -55,9 +52,9 @@ VALUES: tuple[type[msgspec.Struct], ...] = (
     schedule.Cron,
     schedule.Skip,
     budget.BudgetCap,
-    host_limit.HostLimits,
-    host_limit.HostLimit,
-    export.Manifest,
+    model.HostLimits,
+    model.HostLimit,
+    export_record.Manifest,
 )
 
 

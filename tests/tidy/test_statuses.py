@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import pytest
 
-from conveyor.domain.export.export import ExportStatus
+from conveyor.domain.export_record import ExportStatus
 from conveyor.domain.model import (
     BatchStatus,
     CounterState,
@@ -17,7 +17,7 @@ from conveyor.domain.model import (
     RunStatus,
     TaskStatus,
 )
-from conveyor.domain.schedule.schedule import ScheduleStatus
+from conveyor.domain.schedule import ScheduleStatus
 from tests.tidy.sources import ROOT, Module, modules
 
 ENUMS: tuple[type[StrEnum], ...] = (

@@ -7,7 +7,7 @@ from conveyor.domain.ids import JobId
 from conveyor.domain.lifecycle import RUN_VISIBLE
 from conveyor.domain.model import Job, Run
 from conveyor.domain.queries import RunsOf
-from conveyor.domain.schedule.schedule import Overlap, Rate, RateUnit, Rule, Schedule
+from conveyor.domain.schedule import Overlap, Rate, RateUnit, Rule, Schedule
 from conveyor.usecases import schedule as schedules
 from conveyor.usecases.context import Context
 from conveyor.usecases.submit.jobs import Submission

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from conveyor.domain.backpressure.budget import BudgetCap, Unit
+from conveyor.domain.budget import BudgetCap, Unit
 from conveyor.domain.changes import BudgetKey, Change, Verdict
 from conveyor.domain.errors import Conflict, InvalidArgument, NotFound
 from conveyor.domain.ids import RunId

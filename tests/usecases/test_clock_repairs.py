@@ -14,7 +14,7 @@ from conveyor.domain.lifecycle import JOB_VISIBLE
 from conveyor.domain.model import DeliveryAttempt, RunStatus
 from conveyor.domain.queries import DueExports, DueNotices, DueScrubs, JobsOf, RunsOf
 from conveyor.domain.run.settlement import Claimed, HeldByOther
-from conveyor.domain.schedule.schedule import Cron, Overlap, Rate, RateUnit, Rule, Schedule
+from conveyor.domain.schedule import Cron, Overlap, Rate, RateUnit, Rule, Schedule
 from conveyor.domain.submit.admission import TaskDraft
 from conveyor.domain.webhook import delivery
 from conveyor.usecases import clock_repairs

@@ -16,7 +16,7 @@ from conveyor.domain import limits
 from conveyor.domain.changes import Applied, ExportKey, JobKey
 from conveyor.domain.errors import Conflict, NotFound, ResultExpired
 from conveyor.domain.export import progress
-from conveyor.domain.export.export import Export, ExportFormat, ExportStatus
+from conveyor.domain.export_record import Export, ExportFormat, ExportStatus
 from conveyor.domain.ids import ExportId, RunId
 from conveyor.domain.model import Run, Task, TaskStatus
 from conveyor.ports.blobs import Blobs, Stored

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from conveyor.domain.backpressure.host_limit import HostLimit, HostLimits
 from conveyor.domain.errors import NotFound
+from conveyor.domain.model import HostLimit, HostLimits
 from conveyor.usecases.context import Context
 from conveyor.usecases.host_limits import set_host_limits
 from conveyor.usecases.lookup import load_owned_job

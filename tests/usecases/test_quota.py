@@ -10,7 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from conveyor.domain.errors import Conflict
-from conveyor.domain.export.export import ExportFormat
+from conveyor.domain.export_record import ExportFormat
 from conveyor.domain.ids import InputId, RunId
 from conveyor.domain.model import ListFormat, ListSpec
 from conveyor.domain.quota import Quota, QuotaExceeded, Quotas

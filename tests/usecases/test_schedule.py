@@ -8,7 +8,7 @@ from conveyor.domain.changes import JobKey, RunKey, ScheduleKey
 from conveyor.domain.errors import Conflict, InvalidArgument, NotFound
 from conveyor.domain.ids import JobId, RunId, fire_id
 from conveyor.domain.model import JobStatus, JobType, PauseState, RunStatus, TaskStatus
-from conveyor.domain.schedule.schedule import (
+from conveyor.domain.schedule import (
     At,
     Overlap,
     Rate,

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from conveyor.domain.model import Job, RunStatus
-from conveyor.domain.schedule.schedule import Overlap, Rate, RateUnit, ScheduleStatus
+from conveyor.domain.schedule import Overlap, Rate, RateUnit, ScheduleStatus
 from conveyor.ports.errors import Unavailable
 from conveyor.usecases import schedule as schedules
 from conveyor.usecases.context import Context

@@ -9,7 +9,7 @@ import msgspec
 
 from conveyor.cli.jobs.context import JOB, Session, counted, json_option
 from conveyor.cli.progress import progress
-from conveyor.domain.export.export import ExportFormat, ExportStatus, Manifest
+from conveyor.domain.export_record import ExportFormat, ExportStatus, Manifest
 from conveyor.sdk import ExportResponse, RunResponse
 from conveyor.sdk.downloads import manifest_path, replacing, verify_export
 from conveyor.sdk.errors import run_of

@@ -13,7 +13,7 @@ from rich.text import Text
 from conveyor.cli.jobs.context import JOB_ID_CHARS
 from conveyor.cli.progress import span
 from conveyor.domain.model import JobStatus, PauseState, RunStatus
-from conveyor.domain.schedule.schedule import ScheduleStatus
+from conveyor.domain.schedule import ScheduleStatus
 from conveyor.sdk import JobResponse, JobSchedule, ResultStatus, RunResponse, TaskResult
 
 _RUN_STYLES = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from conveyor.cli.scrape.pages import Answer, Page
-from conveyor.domain.backpressure.budget import BudgetCap, Price, Unit
+from conveyor.domain.budget import BudgetCap, Price, Unit
 
 # The bound on the disk is raised by so many calls at a time, so that few calls write to the disk.
 CALLS_AHEAD = 100

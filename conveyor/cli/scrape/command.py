@@ -490,7 +490,7 @@ def _budget(settings: Settings, value: str | None) -> Any:
         return None
     from conveyor.bootstrap.scrape import DIRECT
     from conveyor.cli.limit_options import budget_from
-    from conveyor.domain.backpressure.budget import Unit
+    from conveyor.domain.budget import Unit
     from conveyor.schemas.requests import cap_from
 
     cap = cap_from(budget_from(value))

@@ -52,7 +52,7 @@ from conveyor.cli.scrape.pages import (
 )
 from conveyor.cli.scrape.scraper import Ending, Scraper
 from conveyor.config import Settings
-from conveyor.domain.backpressure.budget import BudgetCap
+from conveyor.domain.budget import BudgetCap
 from conveyor.ports.gateway import Gateway
 
 if TYPE_CHECKING:

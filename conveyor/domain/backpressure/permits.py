@@ -1,11 +1,12 @@
 """Back-pressure: how many permits a poller requests, and how long it waits for the next ones
-(SPEC.md 4.6)."""
+(SPEC.md 4.6) or for its turn at a host (SPEC.md 4.8)."""
 
 from __future__ import annotations
 
 from conveyor.domain import limits
+from conveyor.domain.backoff import backoff_s, jitter_s
 from conveyor.domain.ids import Random
-from conveyor.domain.run.settlement import backoff_s, jitter_s
+from conveyor.domain.model import HostLimit
 
 # The wait after an empty receive doubles between these bounds. A smaller maximum costs more
 # receives on empty queues; a larger one delays new tasks.
@@ -36,3 +37,20 @@ def cooldown_s(refusals: int, random: Random) -> float:
 def idle_s(empty_receives: int) -> float:
     """Seconds until the next receive from an empty queue, unless a wake-up comes first."""
     return backoff_s(empty_receives, first_s=IDLE_S_MIN, delay_s_max=IDLE_S_MAX)
+
+
+def host_interval_s(limit: HostLimit, *, fetch_s: float) -> float:
+    """Seconds between two fetches of a host if only its limit delays them."""
+    spacing_s = 1.0 / limit.rate_per_s if limit.rate_per_s else 0.0
+    service_s = fetch_s / limit.concurrency if limit.concurrency else 0.0
+    return max(spacing_s, service_s)
+
+
+def host_wait_s(turn_at: float, *, now: float, is_sure: bool) -> float:
+    """Seconds for which a message stays hidden while its host is at its limit.
+
+    It is the time until its turn, within bounds. If the pace of the host is only estimated
+    (`is_sure` is False), it is at most BOUNCE_S_MIN.
+    """
+    longest_s = limits.BOUNCE_S_MAX if is_sure else limits.BOUNCE_S_MIN
+    return min(max(turn_at - now, limits.HOST_WAIT_S_MIN), longest_s)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from conveyor.domain.backpressure.budget import Budget, BudgetCap, BudgetReservation
+from conveyor.domain.budget import Budget, BudgetCap, BudgetReservation
 from conveyor.domain.changes import (
     ANY,
     BudgetKey,

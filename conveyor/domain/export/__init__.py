@@ -1,1 +1,1 @@
-"""Exports: their rows, their progress, and the formats of their files."""
+"""Exports: their progress, and the formats of their files."""

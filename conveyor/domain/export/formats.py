@@ -26,7 +26,7 @@ from conveyor.domain.export.entry import (
     instant,
     line_of,
 )
-from conveyor.domain.export.export import Export, ExportFormat, Manifest
+from conveyor.domain.export_record import Export, ExportFormat, Manifest
 
 
 class Encoder(Protocol):

@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 from conveyor.domain import clock_step, lifecycle, limits
+from conveyor.domain.backoff import backoff_s
 from conveyor.domain.changes import Change, Delete, ExportKey, Guard, Insert, JobKey, RunKey, Update
-from conveyor.domain.export.export import Export, ExportFormat, ExportStatus, Manifest
+from conveyor.domain.export_record import Export, ExportFormat, ExportStatus, Manifest
 from conveyor.domain.ids import ExportId
 from conveyor.domain.lifecycle import EXPORT, EXPORT_UNDONE, JOB_VISIBLE, RUN_ENDED, ExportEvent
 from conveyor.domain.model import Run
-from conveyor.domain.run.settlement import backoff_s
 
 # After this many failures the export fails for good. Each failure doubles the delay, from
 # PUT_OFF_S.

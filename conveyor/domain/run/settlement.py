@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from conveyor.domain import clock_step, errors, lifecycle, limits
+from conveyor.domain.backoff import backoff_s, jitter_s
 from conveyor.domain.changes import (
     Applied,
     Change,
@@ -447,21 +448,6 @@ BACKOFF: Mapping[FailureReason, Backoff] = {
 }
 # A site must not delay a run for longer with one header.
 RETRY_AFTER_S_MAX = 3600.0
-
-# 2 ** 64 times the first delay is above every bound; a larger exponent would overflow a float.
-_DOUBLINGS_MAX = 64
-
-
-def backoff_s(doublings: int, *, first_s: float, delay_s_max: float) -> float:
-    """Returns the first delay, doubled `doublings` times, but at most `delay_s_max`."""
-    return min(delay_s_max, first_s * 2.0 ** min(doublings, _DOUBLINGS_MAX))
-
-
-def jitter_s(delay_s: float, random: Random) -> float:
-    """Returns a random delay between half and all of it, so that calls that failed together do not
-    return together.
-    """
-    return delay_s * random.uniform(0.5, 1.0)
 
 
 def retry_delay_s(

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 import trio
 
-from conveyor.domain.backpressure.budget import Price
+from conveyor.domain.budget import Price
 from conveyor.domain.model import FailureReason, Method
 from conveyor.domain.submit.target import BadUrl, Target, join, parse_url
 from conveyor.engines.http.failure_mapping import (

@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 import trio
 
-from conveyor.domain.backpressure.budget import Price
+from conveyor.domain.budget import Price
 from conveyor.domain.submit.target import TargetPolicy
 from conveyor.engines.http.direct import DirectGateway
 from conveyor.http_client.connection_limits import PoolLimits

@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, urlencode
 
 import msgspec
 
-from conveyor.domain.backpressure.budget import Price, micros_from, price_of
+from conveyor.domain.budget import Price, micros_from, price_of
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.model import FailureReason, RunFailure
 from conveyor.domain.submit.target import Target, parse_url

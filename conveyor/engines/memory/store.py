@@ -44,7 +44,7 @@ from conveyor.domain.changes import (
     Write,
     find_refusal,
 )
-from conveyor.domain.export.export import Export
+from conveyor.domain.export_record import Export
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import (
     Batch,
@@ -82,7 +82,7 @@ from conveyor.domain.queries import (
     UnplacedEvents,
     page_of,
 )
-from conveyor.domain.schedule.schedule import Schedule
+from conveyor.domain.schedule import Schedule
 from conveyor.engines.memory.queue import MemoryQueue
 
 Address = tuple[Any, ...]

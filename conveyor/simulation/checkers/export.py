@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from conveyor.domain.changes import ExportKey
-from conveyor.domain.export.export import Export, ExportStatus
+from conveyor.domain.export_record import Export, ExportStatus
 from conveyor.domain.lifecycle import RUN_LIVE, TASK_TERMINAL
 from conveyor.domain.model import Run, Task
 from conveyor.simulation.client_history import Call

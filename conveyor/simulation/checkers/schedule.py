@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from conveyor.domain.changes import RunKey, ScheduleKey
-from conveyor.domain.schedule.schedule import Schedule, next_after
+from conveyor.domain.schedule import Schedule, next_after
 from conveyor.simulation.invariant_monitor import StateChange
 
 TIMES_MAX = 20

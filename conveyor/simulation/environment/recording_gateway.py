@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import trio
 
-from conveyor.domain.backpressure.budget import Price
+from conveyor.domain.budget import Price
 from conveyor.ports.gateway import Gateway, Outcome, ScrapeRequest
 from conveyor.simulation.client_history import CURRENT_FETCH, Fetch, History
 from conveyor.simulation.faults.faults import Fault

@@ -10,6 +10,7 @@ from contextlib import aclosing
 
 import msgspec
 
+from conveyor.domain import schedule_trigger
 from conveyor.domain.changes import Applied, RunKey, ScheduleKey
 from conveyor.domain.errors import Conflict, NotFound
 from conveyor.domain.ids import FIRST_BATCH, CallerId, RunId
@@ -31,7 +32,6 @@ from conveyor.domain.model import (
 )
 from conveyor.domain.queries import BatchesOf, TasksOf
 from conveyor.domain.run import ingestion
-from conveyor.domain.schedule import trigger
 from conveyor.domain.submit import admission
 from conveyor.domain.submit.admission import AdmissionMode
 from conveyor.usecases.context import Context
@@ -176,7 +176,7 @@ async def _by_hand(env: Context, job: Job, run_id: RunId) -> Rerun:
     schedule = await env.store.read(ScheduleKey(job.job_id))
     if schedule is None:
         raise NotFound("There is no such job.")
-    run, batch = trigger.make_run(job, schedule, run_id, now=env.now())
+    run, batch = schedule_trigger.make_run(job, schedule, run_id, now=env.now())
     if previous is not None:
         _refuse_unended(previous)
         run = msgspec.structs.replace(run, rerun_of=previous.run_id)

@@ -16,15 +16,14 @@ from dataclasses import dataclass, replace
 import msgspec
 import trio
 
-from conveyor.domain import limits
-from conveyor.domain.backpressure import budget
-from conveyor.domain.backpressure.budget import FREE, PriceRange
+from conveyor.domain import budget, limits
+from conveyor.domain.budget import FREE, PriceRange
 from conveyor.domain.changes import Change, Chunk, Insert, Key, R, Verdict
 from conveyor.domain.errors import InvalidTask
 from conveyor.domain.ids import CallerId, JobId, RunId
 from conveyor.domain.model import JobType, Run
 from conveyor.domain.queries import Q, Query, TaskPage, TasksOf
-from conveyor.domain.schedule.schedule import Schedule
+from conveyor.domain.schedule import Schedule
 from conveyor.domain.submit import admission
 from conveyor.domain.submit.admission import Refusal
 from conveyor.ports.blobs import Blobs, Stored

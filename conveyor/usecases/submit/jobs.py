@@ -12,14 +12,14 @@ from functools import partial
 import msgspec
 
 from conveyor.domain import lifecycle, limits
-from conveyor.domain.backpressure.budget import BudgetCap
-from conveyor.domain.backpressure.host_limit import HostLimits
+from conveyor.domain.budget import BudgetCap
 from conveyor.domain.changes import Applied, BatchKey, JobKey, RunKey, Stale
 from conveyor.domain.errors import Conflict, InvalidArgument
 from conveyor.domain.ids import FIRST_BATCH, BatchId, CallerId, JobId, RunId, pin_shard_count
 from conveyor.domain.model import (
     Batch,
     BatchStatus,
+    HostLimits,
     IngestStatus,
     Job,
     JobStatus,

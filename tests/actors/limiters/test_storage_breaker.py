@@ -13,7 +13,7 @@ import trio
 from trio.testing import MockClock
 
 from conveyor.domain import limits
-from conveyor.domain.backpressure.budget import BudgetCap, Price, Unit
+from conveyor.domain.budget import BudgetCap, Price, Unit
 from conveyor.domain.changes import BudgetKey, StatsKey
 from conveyor.domain.run.wait_reason import WaitReason
 from conveyor.ports.blobs import Stored

@@ -11,7 +11,7 @@ import trio
 from trio.testing import MockClock
 
 from actors.poller.permit import BudgetReservations
-from conveyor.domain.backpressure.budget import Budget, BudgetCap, Price, Unit
+from conveyor.domain.budget import Budget, BudgetCap, Price, Unit
 from conveyor.domain.changes import BudgetKey, ShareKey
 from conveyor.domain.ids import JobId
 from conveyor.domain.model import RunStatus

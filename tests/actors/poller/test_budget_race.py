@@ -27,7 +27,7 @@ from actors.runtime import Mailbox
 from actors.shard_writer import ShardWriter
 from actors.task_runner import TaskRunner
 from conveyor.domain import limits
-from conveyor.domain.backpressure.budget import BudgetCap, BudgetReservation, Price, Unit
+from conveyor.domain.budget import BudgetCap, BudgetReservation, Price, Unit
 from conveyor.domain.changes import Applied, BudgetKey, Verdict
 from conveyor.engines.memory import MemoryStore
 from conveyor.ports.errors import Unavailable

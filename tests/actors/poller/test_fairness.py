@@ -10,7 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from conveyor.domain.backpressure.budget import Price
+from conveyor.domain.budget import Price
 from conveyor.domain.ids import CallerId
 from conveyor.domain.submit.target import host_of
 from conveyor.ports.gateway import Outcome, ScrapeRequest

@@ -15,9 +15,8 @@ from trio.testing import MockClock
 from actors.limiters.fair_limiter import FairLimiter
 from actors.tree import LocalSignals, Mailboxes, helper_tree
 from conveyor.domain import limits
-from conveyor.domain.backpressure.budget import Price
-from conveyor.domain.backpressure.host_limit import HostLimit, HostLimits
-from conveyor.domain.model import PauseState, RunStatus
+from conveyor.domain.budget import Price
+from conveyor.domain.model import HostLimit, HostLimits, PauseState, RunStatus
 from conveyor.domain.submit.target import host_of
 from conveyor.ports.coordinator import HostPool
 from conveyor.ports.gateway import Outcome, ScrapeRequest

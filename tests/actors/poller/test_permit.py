@@ -11,7 +11,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.limiters.storage_breaker import StorageBreaker
 from actors.poller.permit import BudgetReservations, NoPermit, Permit, PermitPool, Wakeup
-from conveyor.domain.backpressure.budget import BudgetCap, Price, Unit
+from conveyor.domain.budget import BudgetCap, Price, Unit
 from conveyor.domain.ids import RunId
 from conveyor.domain.run.wait_reason import WaitReason
 from conveyor.ports.coordinator import HostPool

@@ -12,9 +12,8 @@ from trio.testing import MockClock
 
 from actors.poller.poller import WATCH_S, PollerState
 from conveyor.domain import limits
-from conveyor.domain.backpressure.host_limit import HostLimit, HostLimits
 from conveyor.domain.ids import CallerId
-from conveyor.domain.model import PauseState, RunStatus
+from conveyor.domain.model import HostLimit, HostLimits, PauseState, RunStatus
 from conveyor.usecases.run import runs
 from conveyor.usecases.submit import jobs
 from tests.actors.faults import Faults, faulty, with_faults

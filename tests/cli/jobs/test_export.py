@@ -7,7 +7,7 @@ import zipfile
 import pytest
 
 from conveyor.cli.demo import Site
-from conveyor.domain.export.export import ExportFormat
+from conveyor.domain.export_record import ExportFormat
 from tests.cli.jobs.test_jobs import MISSING, finished, submit, told
 from tests.cli.program import Program
 

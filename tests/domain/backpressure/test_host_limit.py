@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from conveyor.domain import limits
-from conveyor.domain.backpressure import host_limit
-from conveyor.domain.backpressure.host_limit import HostLimit, HostLimits
-from conveyor.domain.model import RowsOf, TaskStatus
+from conveyor.domain.backpressure import permits
+from conveyor.domain.model import HostLimit, HostLimits, RowsOf, TaskStatus
 from conveyor.domain.run.ingestion import matches_filter
 from conveyor.domain.submit.target import host_of
 from tests.builders import RUN, a_task
@@ -46,11 +45,11 @@ def test_a_line_that_was_never_a_good_url_has_no_host() -> None:
     ],
 )
 def test_turns_come_as_often_as_the_stricter_limit_allows(limit: HostLimit, seconds: float) -> None:
-    assert host_limit.host_interval_s(limit, fetch_s=2.0) == pytest.approx(seconds)
+    assert permits.host_interval_s(limit, fetch_s=2.0) == pytest.approx(seconds)
 
 
 def test_a_wait_is_bounded_and_short_while_the_pace_is_a_guess() -> None:
-    assert host_limit.host_wait_s(100.0, now=99.0, is_sure=True) == 1.0
-    assert host_limit.host_wait_s(100.0, now=200.0, is_sure=True) == limits.HOST_WAIT_S_MIN
-    assert host_limit.host_wait_s(10_000.0, now=0.0, is_sure=True) == limits.BOUNCE_S_MAX
-    assert host_limit.host_wait_s(10_000.0, now=0.0, is_sure=False) == limits.BOUNCE_S_MIN
+    assert permits.host_wait_s(100.0, now=99.0, is_sure=True) == 1.0
+    assert permits.host_wait_s(100.0, now=200.0, is_sure=True) == limits.HOST_WAIT_S_MIN
+    assert permits.host_wait_s(10_000.0, now=0.0, is_sure=True) == limits.BOUNCE_S_MAX
+    assert permits.host_wait_s(10_000.0, now=0.0, is_sure=False) == limits.BOUNCE_S_MIN

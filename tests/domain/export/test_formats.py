@@ -19,8 +19,8 @@ from warcio.archiveiterator import ArchiveIterator
 
 from conveyor.domain.export import formats as zip_module
 from conveyor.domain.export.entry import DamagedBody, Entry, file_name, safe_stem
-from conveyor.domain.export.export import Export, ExportFormat, Manifest, ManifestDigest
 from conveyor.domain.export.formats import ENCODERS, safe_cell
+from conveyor.domain.export_record import Export, ExportFormat, Manifest, ManifestDigest
 from conveyor.domain.ids import TaskId
 from conveyor.domain.model import Format, Problem, Result, TaskStatus
 from conveyor.sdk.downloads import BadExport, manifest_path, verify_export

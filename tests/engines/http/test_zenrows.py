@@ -6,7 +6,7 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from conveyor.domain.backpressure.budget import Price
+from conveyor.domain.budget import Price
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.model import FailureReason, Method, RunFailure
 from conveyor.engines.http.zenrows import ZenrowsGateway

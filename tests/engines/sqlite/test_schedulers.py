@@ -13,7 +13,7 @@ import trio
 from conveyor.domain.ids import JobId
 from conveyor.domain.model import RunStatus
 from conveyor.domain.queries import RunsIn
-from conveyor.domain.schedule.schedule import Overlap, Rate, RateUnit
+from conveyor.domain.schedule import Overlap, Rate, RateUnit
 from conveyor.engines.sqlite import EmbeddedEngine, join_engine, open_engine
 from conveyor.usecases import schedule
 from conveyor.usecases.context import Context

@@ -11,7 +11,7 @@ import msgspec
 from conveyor.domain import queries
 from conveyor.domain.changes import Change, Guard, JobKey, Update
 from conveyor.domain.errors import NotFound
-from conveyor.domain.export.export import Export
+from conveyor.domain.export_record import Export
 from conveyor.domain.ids import CallerId, JobId
 from conveyor.domain.lifecycle import JOB_VISIBLE, RUN_VISIBLE
 from conveyor.domain.model import Job, Run, RunStatus

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import msgspec
 
-from conveyor.domain.backpressure.budget import Budget, BudgetCap, BudgetReservation, Unit
-from conveyor.domain.backpressure.host_limit import HostLimit, HostLimits
-from conveyor.domain.model import Attempt, Problem, Result, RunStatus, TaskStatus
-from conveyor.domain.schedule.schedule import Skip, SkipReason
+from conveyor.domain.budget import Budget, BudgetCap, BudgetReservation, Unit
+from conveyor.domain.model import (
+    Attempt,
+    HostLimit,
+    HostLimits,
+    Problem,
+    Result,
+    RunStatus,
+    TaskStatus,
+)
+from conveyor.domain.schedule import Skip, SkipReason
 from conveyor.simulation.checkers.deletes import nothing_is_left_of_a_deleted_run
 from conveyor.simulation.checkers.fetches import every_body_answers_its_own_request
 from conveyor.simulation.checkers.limits.budget import (

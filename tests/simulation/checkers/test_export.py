@@ -8,7 +8,7 @@ import pytest
 
 from conveyor.domain.changes import Row
 from conveyor.domain.export.entry import Entry
-from conveyor.domain.export.export import ExportFormat, ExportStatus
+from conveyor.domain.export_record import ExportFormat, ExportStatus
 from conveyor.domain.model import RunStatus
 from conveyor.simulation.checkers.export import (
     a_download_is_of_its_run,

@@ -12,7 +12,7 @@ from conveyor.domain.errors import InvalidArgument, ResultExpired
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import Run, TaskStatus
 from conveyor.domain.run.settlement import Claimed
-from conveyor.domain.schedule.schedule import Overlap
+from conveyor.domain.schedule import Overlap
 from conveyor.usecases import export as exports
 from conveyor.usecases import schedule
 from conveyor.usecases.context import Context

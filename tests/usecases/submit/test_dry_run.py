@@ -9,14 +9,14 @@ from typing import Any, cast
 import pytest
 
 from conveyor.domain import limits
-from conveyor.domain.backpressure.budget import FREE, PriceRange
+from conveyor.domain.budget import FREE, PriceRange
 from conveyor.domain.changes import InputKey, JobKey, RunKey
 from conveyor.domain.errors import InvalidTasks
 from conveyor.domain.ids import InputId, JobId, RunId
 from conveyor.domain.lifecycle import JOB_VISIBLE
 from conveyor.domain.model import ListFormat, ListSpec, TaskStatus
 from conveyor.domain.queries import JobsOf
-from conveyor.domain.schedule.schedule import Overlap
+from conveyor.domain.schedule import Overlap
 from conveyor.domain.submit.admission import TaskDraft
 from conveyor.domain.submit.scraper_params import Params
 from conveyor.ports.blobs import Blobs

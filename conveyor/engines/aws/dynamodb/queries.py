@@ -19,7 +19,7 @@ from typing import Any, assert_never
 import msgspec
 
 from conveyor.domain.changes import RunKey
-from conveyor.domain.export.export import Export
+from conveyor.domain.export_record import Export
 from conveyor.domain.ids import JobId, RunId, TaskId
 from conveyor.domain.model import (
     Batch,
@@ -54,7 +54,7 @@ from conveyor.domain.queries import (
     TasksOf,
     UnplacedEvents,
 )
-from conveyor.domain.schedule.schedule import Schedule
+from conveyor.domain.schedule import Schedule
 from conveyor.engines.aws.dynamodb import keys
 from conveyor.engines.aws.dynamodb.items import Item, Params, codec_of
 from conveyor.engines.aws.dynamodb.keys import (

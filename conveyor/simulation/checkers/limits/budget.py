@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from conveyor.domain.backpressure.budget import Budget, Unit
+from conveyor.domain.budget import Budget, Unit
 from conveyor.domain.changes import BudgetKey, ShareKey
 from conveyor.domain.model import RunStatus, Task, TaskStatus
 from conveyor.simulation.client_history import Fetch, History

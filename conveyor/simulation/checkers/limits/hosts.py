@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from conveyor.domain import limits
-from conveyor.domain.backpressure.host_limit import HostLimit
-from conveyor.domain.model import Job
+from conveyor.domain.model import HostLimit, Job
 from conveyor.domain.submit.target import host_of
 from conveyor.simulation.checkers.fetches import OVERSHOOT
 from conveyor.simulation.client_history import Fetch

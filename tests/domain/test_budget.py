@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conveyor.domain.backpressure import reservation
-from conveyor.domain.backpressure.budget import Price, Unit, micros_from
+from conveyor.domain.budget import Price, Unit, micros_from
 from conveyor.domain.changes import ANY, Guard, Insert, Update
 from tests.builders import a_run, a_share
 

@@ -17,7 +17,7 @@ from conveyor.domain.changes import Change, Guard, Insert, JobKey, ScheduleKey, 
 from conveyor.domain.ids import FIRST_BATCH, RunId
 from conveyor.domain.lifecycle import SCHEDULE, SCHEDULE_FIRES, ScheduleEvent
 from conveyor.domain.model import Batch, IngestStatus, Job, Run, RunStatus
-from conveyor.domain.schedule.schedule import (
+from conveyor.domain.schedule import (
     Overlap,
     Rate,
     Rule,

@@ -6,7 +6,7 @@ from datetime import date
 
 import pytest
 
-from conveyor.domain.schedule.schedule import BadCron, parse_cron
+from conveyor.domain.schedule import BadCron, parse_cron
 
 
 @pytest.mark.parametrize(

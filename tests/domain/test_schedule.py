@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conveyor.domain.schedule.schedule import (
+from conveyor.domain.schedule import (
     WEEKDAYS,
     At,
     BadRule,

@@ -1,1 +1,0 @@
-"""Schedules: when a job runs next, and what a trigger does."""
