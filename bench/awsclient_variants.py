@@ -121,5 +121,5 @@ def _caller(arm: str, transport: AwsTransport) -> Any:
 
 
 if __name__ == "__main__":
-    name, asked, address, calls, at_once = sys.argv[1:]
-    print(trio.run(measure, name, asked, address, int(calls), int(at_once)))
+    name, operation_name, address, calls, at_once = sys.argv[1:]
+    print(trio.run(measure, name, operation_name, address, int(calls), int(at_once)))

@@ -60,7 +60,7 @@ class CallTrace:
     _functions: dict[CodeType, Passed | None] = field(default_factory=dict)
 
     @contextmanager
-    def installed(self) -> Iterator[None]:
+    def installing(self) -> Iterator[None]:
         """Watches this thread and those that are started in the block. Steps are followed all the
         time, so that an actor that waits when recording begins is known; calls are not."""
         threading.setprofile(self._on_event)

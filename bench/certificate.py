@@ -16,10 +16,10 @@ def make(folder: Path) -> tuple[Path, Path]:
     """The file that clients trust, and the file with which a server proves itself."""
     ca_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     ca_name = _name("bench authority")
-    ca = _unsigned(ca_name, ca_name, ca_key, is_ca=True).sign(ca_key, hashes.SHA256())
+    ca = _certificate_builder(ca_name, ca_name, ca_key, is_ca=True).sign(ca_key, hashes.SHA256())
     address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
     certificate = (
-        _unsigned(_name("bench origin"), ca_name, key, is_ca=False)
+        _certificate_builder(_name("bench origin"), ca_name, key, is_ca=False)
         .add_extension(address, critical=False)
         .sign(ca_key, hashes.SHA256())
     )
@@ -40,7 +40,7 @@ def _name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
-def _unsigned(
+def _certificate_builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, *, is_ca: bool
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)

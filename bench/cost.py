@@ -23,7 +23,7 @@ from typing import NamedTuple
 import msgspec
 import trio
 
-from bench.cost_by_step import BENCH, STANDING, STEPS, STORE_BODY, for_step, stepped
+from bench.cost_by_step import BENCH, STANDING, STEPS, STORE_BODY, for_step, with_steps
 from bench.reference_design import RECEIVES, Step, seeds_path
 from bench.svg_chart import Panel, draw, is_whole, place_of
 from conveyor.bootstrap.runtime import Runtime, create_resources, open_runtime
@@ -79,10 +79,10 @@ class Measured(msgspec.Struct, frozen=True):
     def sums(self) -> Sums:
         counted = [self.steps[name] for name in STEPS if name != STORE_BODY]
         return Sums(
-            calls=self._per_task(each.calls for each in counted),
-            write_units=self._per_task(each.write_units for each in counted),
-            read_units=self._per_task(each.read_units for each in counted),
-            usd_per_million=self._per_task(each.price_millionths for each in counted),
+            calls=self._per_task(call.calls for call in counted),
+            write_units=self._per_task(call.write_units for call in counted),
+            read_units=self._per_task(call.read_units for call in counted),
+            usd_per_million=self._per_task(call.price_millionths for call in counted),
         )
 
     def _per_task(self, values: Iterable[float]) -> float:
@@ -135,18 +135,18 @@ async def measure(settings: Settings, load: Load) -> Measured:
     )
     await create_resources(settings)
     async with open_runtime(settings, role="worker") as opened, trio.open_nursery() as nursery:
-        world = replace(opened, env=stepped(opened.env), gateway=Site(load.page_s))
+        world = replace(opened, env=with_steps(opened.env), gateway=Site(load.page_s))
         assert isinstance(world.meter, Meter)
         await nursery.start(world.worker().run)
         began_at = trio.current_time()
-        job, run = await _drained(world, load)
+        job, run = await _drain(world, load)
         seconds = trio.current_time() - began_at
         largest = await for_step(BENCH, partial(_largest_row, world, job, run))
         nursery.cancel_scope.cancel()
     return Measured(load, world.meter.steps, seconds, _group_size(world), largest)
 
 
-async def _drained(world: Runtime, load: Load) -> tuple[Job, Run]:
+async def _drain(world: Runtime, load: Load) -> tuple[Job, Run]:
     env = world.env
     urls = [f"https://example.com/a/page/somewhere?id={number}" for number in range(load.count)]
     submit = partial(start_job, env, urls, concurrency=load.inflight, attempts=3)
@@ -239,8 +239,8 @@ def show_reference(reference: Sequence[Step], load: Load) -> None:
         f"Reference design, {load.inflight} in flight, pages of {load.page_s:g} s: a task\n{_HEAD}"
     )
     for step in reference:
-        each = Sums(step.calls, step.write_units, step.read_units, step.usd_per_million)
-        print(_row(step.name, each, step.why))
+        sums = Sums(step.calls, step.write_units, step.read_units, step.usd_per_million)
+        print(_row(step.name, sums, step.why))
     print(_row("without bodies", sums_of(reference)))
 
 
@@ -255,8 +255,8 @@ def show(measured: Measured) -> None:
         print(_row(name, _of_one_task(measured.steps[name], load.count)))
     print(_row("without bodies", measured.sums()))
     standing = [measured.steps[name] for name in (STANDING, "")]
-    calls = sum(each.calls for each in standing) / measured.seconds
-    usd = sum(each.price_millionths for each in standing) / 1e6 / measured.seconds
+    calls = sum(call.calls for call in standing) / measured.seconds
+    usd = sum(call.price_millionths for call in standing) / 1e6 / measured.seconds
     print(
         f"A worker looks around besides: {calls:.0f} calls a second, {usd * 3600:.4f} USD an hour."
     )
@@ -292,14 +292,14 @@ def draw_all(figure: Path, measured: Measured, arms: Arms) -> None:
         "Conveyor",
     )
     totals = [
-        Panel("calls a task", [(name, each.calls) for name, each in zip(names, arms, strict=True)]),
+        Panel("calls a task", [(name, sums.calls) for name, sums in zip(names, arms, strict=True)]),
         Panel(
             "write units a task",
-            [(name, each.write_units) for name, each in zip(names, arms, strict=True)],
+            [(name, sums.write_units) for name, sums in zip(names, arms, strict=True)],
         ),
         Panel(
             "list price of a million tasks",
-            [(name, each.usd_per_million) for name, each in zip(names, arms, strict=True)],
+            [(name, sums.usd_per_million) for name, sums in zip(names, arms, strict=True)],
             "USD",
         ),
     ]

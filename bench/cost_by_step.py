@@ -91,10 +91,10 @@ def _step_of(name: str, args: Sequence[Any]) -> str:
             return _OF_METHOD.get(name, around)
 
 
-def _step_of_look(asked: object) -> str | None:
-    if isinstance(asked, BatchKey | BatchesOf):
+def _step_of_look(argument: object) -> str | None:
+    if isinstance(argument, BatchKey | BatchesOf):
         return "ingest"
-    return "complete" if isinstance(asked, StatsOf | StatsKey) else None
+    return "complete" if isinstance(argument, StatsOf | StatsKey) else None
 
 
 def _step_of_changes(changes: Sequence[Change]) -> str | None:
@@ -112,7 +112,7 @@ def _step_of_changes(changes: Sequence[Change]) -> str | None:
             return None
 
 
-def stepped(env: Context) -> Context:
+def with_steps(env: Context) -> Context:
     return replace(
         env,
         store=cast("Any", Stepped(env.store)),

@@ -335,15 +335,15 @@ async def drain(
         for process in processes:
             env = shared.env(process.link)
             nursery.start_soon(dispatch, env, process.limiter, arm, accepted)
-        run = await _ended(outside, arm, accepted, processes, watch)
+        run = await _wait_for_end(outside, arm, accepted, processes, watch)
         seconds = trio.current_time() - started_at
         nursery.cancel_scope.cancel()
-    ended = drained(arm, await totals_of(outside, run), shared.tally, seconds)
+    ended = summarize_drain(arm, await totals_of(outside, run), shared.tally, seconds)
     lease_calls = sum(process.link.asked["acquire"] for process in processes)
     return msgspec.structs.replace(ended, lease_calls=lease_calls)
 
 
-def drained(arm: Arm, totals: Totals, tally: Tally, seconds: float) -> Drained:
+def summarize_drain(arm: Arm, totals: Totals, tally: Tally, seconds: float) -> Drained:
     return Drained(
         tasks=arm.tasks,
         done=totals.successful,
@@ -355,7 +355,7 @@ def drained(arm: Arm, totals: Totals, tally: Tally, seconds: float) -> Drained:
     )
 
 
-async def _ended(
+async def _wait_for_end(
     env: Context,
     arm: Arm,
     accepted: Accepted,

@@ -53,10 +53,10 @@ def main(arguments: list[str]) -> None:
         shutil.rmtree(folder)
     print(f"{options.n:,} results of {options.size:,} bytes")
     print(f"{'':26}{'seconds':>9}{'CPU s':>9}{'ratio':>8}{'RSS MB':>8}")
-    for arm, each in measured.items():
-        ratio = each.seconds / measured["bare"].seconds
+    for arm, result in measured.items():
+        ratio = result.seconds / measured["bare"].seconds
         print(
-            f"{ARMS[arm]:26}{each.seconds:>9.1f}{each.cpu_s:>9.1f}{ratio:>7.2f}x{each.rss_mb:>8.0f}"
+            f"{ARMS[arm]:26}{result.seconds:>9.1f}{result.cpu_s:>9.1f}{ratio:>7.2f}x{result.rss_mb:>8.0f}"
         )
 
 
@@ -112,9 +112,9 @@ async def ours(arm: str, folder: Path) -> int:
             env, CALLER, JOB, RUN, ExportFormat(arm), export_id=env.new_id()
         )
         assert await exports.process(env, export) is Exported.COMPLETED
-        made = await exports.own_export(env, CALLER, JOB, RUN, export.export_id)
-        assert made.manifest is not None
-        return made.manifest.entries
+        finished = await exports.own_export(env, CALLER, JOB, RUN, export.export_id)
+        assert finished.manifest is not None
+        return finished.manifest.entries
 
 
 async def bare(folder: Path) -> int:

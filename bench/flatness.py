@@ -68,8 +68,8 @@ class Flatness(msgspec.Struct, frozen=True):
 
 
 def flatness_of(starts: Sequence[Measured], measured: Mapping[int, Sequence[Measured]]) -> Flatness:
-    start_ms = median(each.cpu_s for each in starts) * 1000
-    whole = {size: median(each.cpu_ms_per_page for each in runs) for size, runs in measured.items()}
+    start_ms = median(start.cpu_s for start in starts) * 1000
+    whole = {size: median(run.cpu_ms_per_page for run in runs) for size, runs in measured.items()}
     pages = {size: (cost * size - start_ms) / (size - 1) for size, cost in whole.items()}
     return Flatness(start_ms, pages, whole)
 
@@ -84,7 +84,7 @@ def line_of(flatness: Flatness, measured: Mapping[int, Sequence[Measured]]) -> M
         "cost_ratio": round(costs[max(costs)] / costs[min(costs)], 3),
         "cost_spread": round(spread(costs), 3),
         "spread_with_start": round(spread(flatness.whole_ms), 3),
-        "rss_mb": round(max(each.rss_mb for runs in measured.values() for each in runs), 1),
+        "rss_mb": round(max(run.rss_mb for runs in measured.values() for run in runs), 1),
     }
 
 
@@ -99,10 +99,10 @@ def show(flatness: Flatness, measured: Mapping[int, Sequence[Measured]]) -> None
         f"{'pages/s':>9}{'RSS MB':>8}{'runs':>6}"
     )
     for size, runs in measured.items():
-        each = [run.cpu_ms_per_page for run in runs]
+        costs_ms = [run.cpu_ms_per_page for run in runs]
         print(
             f"{size:>9,}{flatness.page_ms[size]:>9.3f}{flatness.page_ms[size] / first:>7.2f}x"
-            f"{flatness.whole_ms[size]:>12.3f}{f'{min(each):.3f}-{max(each):.3f}':>15}"
+            f"{flatness.whole_ms[size]:>12.3f}{f'{min(costs_ms):.3f}-{max(costs_ms):.3f}':>15}"
             f"{median(run.pages_per_s for run in runs):>9,.0f}"
             f"{max(run.rss_mb for run in runs):>8.0f}{len(runs):>6}"
         )

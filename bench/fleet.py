@@ -163,7 +163,7 @@ class Fleet:
         job_id = JobId(self.env.new_id())
         return await submit(self.env, CallerId(caller), submission, job_id=job_id)
 
-    def written(self) -> Mapping[Place, float]:
+    def written_units(self) -> Mapping[Place, float]:
         """Write units by partition, so far."""
         return Counter(self.model.dynamodb.capacity(self.plan.settings.table).written)
 

@@ -71,9 +71,9 @@ def main(arguments: list[str]) -> None:
 
 
 def _measure(count: int, rounds: int) -> list[Point]:
-    wanted = [("http", inflight) for inflight in FLIGHTS]
-    wanted += [("https", inflight) for inflight in TLS_FLIGHTS]
-    points = [Point(scheme, inflight, {}) for scheme, inflight in wanted]
+    cases = [("http", inflight) for inflight in FLIGHTS]
+    cases += [("https", inflight) for inflight in TLS_FLIGHTS]
+    points = [Point(scheme, inflight, {}) for scheme, inflight in cases]
     with (
         tempfile.TemporaryDirectory() as folder,
         an_origin(size_bytes=BODY_BYTES, think_s=0.0) as plain,

@@ -65,12 +65,12 @@ def show(measured: Mapping[int, Mapping[str, Ingested]]) -> None:
     print(f"{'':28}{'accept s':>10}{'rows/s':>9}{'ratio':>8}{'CPU us':>8}{'ratio':>8}{'RSS MB':>8}")
     for size, pair in measured.items():
         bare = pair["bare"]
-        for arm, each in pair.items():
-            cpu_us = each.cpu_s / size * 1e6
+        for arm, result in pair.items():
+            cpu_us = result.cpu_s / size * 1e6
             print(
-                f"{size:>9,} {ARMS[arm]:18}{each.accept_s:>10.2f}{each.rows_per_s:>9,.0f}"
-                f"{each.rows_per_s / bare.rows_per_s:>7.2f}x{cpu_us:>8.1f}"
-                f"{each.cpu_s / bare.cpu_s:>7.2f}x{each.rss_mb:>8.0f}"
+                f"{size:>9,} {ARMS[arm]:18}{result.accept_s:>10.2f}{result.rows_per_s:>9,.0f}"
+                f"{result.rows_per_s / bare.rows_per_s:>7.2f}x{cpu_us:>8.1f}"
+                f"{result.cpu_s / bare.cpu_s:>7.2f}x{result.rss_mb:>8.0f}"
             )
 
 
@@ -78,10 +78,11 @@ def show_modelled(modelled: Sequence[Modelled], count: int) -> None:
     print(
         f"\nDynamoDB, modelled{'rows/s':>15}{'throttled':>11}   {count:,} rows   in {WALL_S:.0f} s"
     )
-    for each in modelled:
+    for result in modelled:
         print(
-            f"{each.shards:>9} shards{each.rows_per_s:>17,.0f}{each.throttled / each.tasks:>10.1%}"
-            f"{count / each.rows_per_s:>11,.0f} s{each.rows_per_s * WALL_S:>11,.0f}"
+            f"{result.shards:>9} shards{result.rows_per_s:>17,.0f}"
+            f"{result.throttled / result.tasks:>10.1%}"
+            f"{count / result.rows_per_s:>11,.0f} s{result.rows_per_s * WALL_S:>11,.0f}"
         )
 
 
@@ -92,19 +93,21 @@ def draw_all(
     count: int,
 ) -> None:
     every = [
-        (f"{size:,} {arm}", each) for size, pair in measured.items() for arm, each in pair.items()
+        (f"{size:,} {arm}", result)
+        for size, pair in measured.items()
+        for arm, result in pair.items()
     ]
     panels: Sequence[Panel] = [
-        Panel("rows per second", [(name, each.rows_per_s) for name, each in every]),
+        Panel("rows per second", [(name, result.rows_per_s) for name, result in every]),
         Panel(
             "from the last byte to the answer",
             [(f"{size:,}", pair["conveyor"].accept_s) for size, pair in measured.items()],
             "s",
         ),
-        Panel("peak memory", [(name, each.rss_mb) for name, each in every], "MB"),
+        Panel("peak memory", [(name, result.rss_mb) for name, result in every], "MB"),
         Panel(
             f"{count:,} rows into a cold DynamoDB table, modelled; a request would have 60 s",
-            [(f"{each.shards} shards", count / each.rows_per_s) for each in modelled],
+            [(f"{result.shards} shards", count / result.rows_per_s) for result in modelled],
             "s",
         ),
     ]

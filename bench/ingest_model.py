@@ -91,8 +91,8 @@ async def _ingest(shards: int, count: int) -> Modelled:
         config=RuntimeConfig(sync_tasks_max=1, shard_count=shards),
     )
     drafts = [TaskDraft(url=f"https://example.com/{number}") for number in range(count)]
-    asked = jobs.Submission(drafts=drafts)
-    accepted = await jobs.submit(env, CallerId("bench"), asked, job_id=JobId(env.new_id()))
+    submission = jobs.Submission(drafts=drafts)
+    accepted = await jobs.submit(env, CallerId("bench"), submission, job_id=JobId(env.new_id()))
     fault_source.pessimism = LIMITS
     progress.at.clear()
     (batch,) = await ingest.open_batches_of(env, accepted.job.job_id, accepted.run.run_id)

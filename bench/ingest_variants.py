@@ -134,7 +134,7 @@ def send(url: str, count: int) -> Sent:
         "Connection: close\r\n\r\n"
     )
     with socket.create_connection((address.hostname, address.port), timeout=600) as connection:
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         connection.sendall(head.encode())
         for piece in _body(count):
             connection.sendall(piece)
@@ -143,8 +143,8 @@ def send(url: str, count: int) -> Sent:
         ended = time.perf_counter()
     status, _, content = answer.partition(b"\r\n\r\n")
     assert status.split()[1] in {b"201", b"202"}, answer[:500]
-    made = msgspec.json.decode(content[content.index(b"{") : content.rindex(b"}") + 1])
-    return Sent(made["job_id"], made["latest_run"]["run_id"], sent - begun, ended - sent)
+    job = msgspec.json.decode(content[content.index(b"{") : content.rindex(b"}") + 1])
+    return Sent(job["job_id"], job["latest_run"]["run_id"], sent - started_at, ended - sent)
 
 
 def _body(count: int) -> Iterator[bytes]:

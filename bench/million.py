@@ -58,32 +58,34 @@ def go_through(url: str, count: int, database: Path) -> dict[str, float]:
     with httpx.Client(base_url=url, headers=headers, timeout=300, trust_env=False) as client:
         client.post(f"{job}/pause").raise_for_status()  # It is ingested, not fetched.
         looks: list[float] = []
-        figures["ingest_s"] = timed(lambda: wait_until_in(client, job, looks))
+        figures["ingest_s"] = seconds_of(lambda: wait_until_in(client, job, looks))
         figures["status_ms"] = median(looks) * 1000
         figures["status_ms_most"] = max(looks) * 1000
         indexes: list[int] = []
-        figures["pages_s"] = timed(lambda: indexes.extend(all_rows(client, job)))
+        figures["pages_s"] = seconds_of(lambda: indexes.extend(all_rows(client, job)))
         assert sorted(indexes) == list(range(count)), "not every row exactly once"
-        figures["rare_page_ms"] = timed(lambda: a_page(client, job, status="successful")) * 1000
-        figures["stop_s"] = timed(lambda: client.post(f"{job}/stop").raise_for_status())
-        figures["delete_s"] = timed(lambda: client.delete(job).raise_for_status())
+        figures["rare_page_ms"] = (
+            seconds_of(lambda: a_page(client, job, status="successful")) * 1000
+        )
+        figures["stop_s"] = seconds_of(lambda: client.post(f"{job}/stop").raise_for_status())
+        figures["delete_s"] = seconds_of(lambda: client.delete(job).raise_for_status())
         assert client.get(job).status_code == 404
-        figures["scrubbed_s"] = timed(lambda: wait_until_gone(database))
+        figures["scrubbed_s"] = seconds_of(lambda: wait_until_gone(database))
     return figures
 
 
-def timed(work: Callable[[], object]) -> float:
-    begun = time.perf_counter()
+def seconds_of(work: Callable[[], object]) -> float:
+    started_at = time.perf_counter()
     work()
-    return time.perf_counter() - begun
+    return time.perf_counter() - started_at
 
 
 def wait_until_in(client: httpx.Client, job: str, looks: list[float]) -> None:
     give_up_at = time.monotonic() + GIVE_UP_S
     while time.monotonic() < give_up_at:
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         run = client.get(job).json()["latest_run"]
-        looks.append(time.perf_counter() - begun)
+        looks.append(time.perf_counter() - started_at)
         if run["ingest_status"] == "done":
             return
         time.sleep(0.1)
@@ -142,15 +144,15 @@ def a_server(folder: Path) -> Iterator[tuple[str, int]]:
 
 def _address(log: Path, process: subprocess.Popen[bytes]) -> str:
     while process.poll() is None:
-        found = re.search(rb"listening on (http://[^\s\"]+)", log.read_bytes())
-        if found is not None:
-            return found[1].decode()
+        match = re.search(rb"listening on (http://[^\s\"]+)", log.read_bytes())
+        if match is not None:
+            return match[1].decode()
         time.sleep(0.05)
     raise RuntimeError(log.read_text())
 
 
 def peak_rss_mb(pid: int) -> float:
     status = Path(f"/proc/{pid}/status").read_text()
-    found = re.search(r"VmHWM:\s+(\d+) kB", status)
-    assert found is not None
-    return int(found[1]) / 1024
+    match = re.search(r"VmHWM:\s+(\d+) kB", status)
+    assert match is not None
+    return int(match[1]) / 1024

@@ -25,7 +25,7 @@ import msgspec
 import trio
 
 from bench.amplification import KILLED, ONE_PROCESS, PROCESSES, Results, Watch, run_all
-from bench.dispatch import Arm, Drained, Link, Shared, Tally, drain, drained
+from bench.dispatch import Arm, Drained, Link, Shared, Tally, drain, summarize_drain
 from conveyor.bootstrap.runtime import create_resources, open_runtime
 from conveyor.config import Settings, settings_from
 from conveyor.domain.changes import RunKey
@@ -63,7 +63,9 @@ class Servers:
 def run_wire(*, short: bool = False) -> Results:
     """The arms in real time, which takes minutes. The killed one is smaller than in the model."""
     missing = [
-        each for each in (LOCALSTACK, SERVERS / "ministack", "redis-server") if not which(each)
+        program
+        for program in (LOCALSTACK, SERVERS / "ministack", "redis-server")
+        if not which(program)
     ]
     if missing:
         print(f"\nNothing over the wire: {missing[0]} is not installed (`make test` does that).")
@@ -138,7 +140,7 @@ def _in_processes(servers: Servers, arm: Arm, watch: Watch) -> Drained:
         "CONVEYOR_CONCURRENCY": str(arm.dispatchers),
     }
     workers = Workers(servers.folder / name, arm.think_s)
-    with _environ(environ), workers.killed_at_last():
+    with _environ(environ), workers.killing_at_the_end():
         return trio.run(_see_through, settings_from(environ), arm, workers, watch)
 
 
@@ -165,7 +167,7 @@ class Workers:
     listeners: list[threading.Thread] = field(default_factory=list)
 
     @contextmanager
-    def killed_at_last(self) -> Generator[None, None, None]:
+    def killing_at_the_end(self) -> Generator[None, None, None]:
         self.folder.mkdir()
         try:
             yield
@@ -198,11 +200,11 @@ class Workers:
         for listener in self.listeners:
             listener.join()
 
-    def told(self) -> Tally:
+    def total_tally(self) -> Tally:
         return Tally(
-            sum(each.messages for each in self.tallies),
-            sum(each.calls for each in self.tallies),
-            sum(each.empty_calls for each in self.tallies),
+            sum(tally.messages for tally in self.tallies),
+            sum(tally.calls for tally in self.tallies),
+            sum(tally.empty_calls for tally in self.tallies),
         )
 
 
@@ -236,4 +238,4 @@ async def _see_through(settings: Settings, arm: Arm, workers: Workers, watch: Wa
         watch(arm.tasks)
         totals = await totals_of(world.env, run)
     workers.stop()
-    return drained(arm, totals, workers.told(), seconds)
+    return summarize_drain(arm, totals, workers.total_tally(), seconds)

@@ -100,7 +100,7 @@ def main(arguments: list[str]) -> None:
     if not options.workers:
         write_all([arm.label for arm in ARMS])
     if options.json:
-        print(msgspec.json.encode([each.line() for each in measured]).decode())
+        print(msgspec.json.encode([result.line() for result in measured]).decode())
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -203,10 +203,10 @@ async def _drain(fleet: Fleet, job: Accepted, count: int, slots: int, tell: Tell
     done, steady_max = 0, min(STEADY[1] * count, count - slots)
     while done < count:
         await trio.sleep(LOOK_S)
-        done = await insist(lambda: _done(fleet, job))
+        done = await insist(lambda: _count_done(fleet, job))
         tell(done, count)
         if done >= STEADY[0] * count and (len(marks) < 2 or done <= steady_max):
-            gateway, written = fleet.gateway, Counter(fleet.written())
+            gateway, written = fleet.gateway, Counter(fleet.written_units())
             marks.append(Mark(trio.current_time(), gateway.served, gateway.inflight, written))
     return marks
 
@@ -246,7 +246,7 @@ async def _is_live(fleet: Fleet, job: Accepted) -> bool:
     return run is not None and run.status in RUN_LIVE
 
 
-async def _done(fleet: Fleet, job: Accepted) -> int:
+async def _count_done(fleet: Fleet, job: Accepted) -> int:
     run = await fleet.watch.store.read(RunKey(job.job.job_id, job.run.run_id))
     assert run is not None
     return (await totals_of(fleet.watch, run)).done

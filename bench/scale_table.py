@@ -94,9 +94,9 @@ Tell = Callable[[Measured], str]
 
 
 def keep(measured: Measured) -> None:
-    kept = {each.label: each for each in all_kept()}
-    kept[measured.label] = measured
-    lines = [msgspec.json.encode(each).decode() for _, each in sorted(kept.items())]
+    results = {result.label: result for result in all_kept()}
+    results[measured.label] = measured
+    lines = [msgspec.json.encode(result).decode() for _, result in sorted(results.items())]
     (RESULTS / "scale.json").write_text("[\n" + ",\n".join(lines) + "\n]\n")
 
 
@@ -106,16 +106,16 @@ def all_kept() -> list[Measured]:
 
 
 def show(measured: Sequence[Measured]) -> None:
-    for each in measured:
-        print(f"\n{each.label}")
+    for result in measured:
+        print(f"\n{result.label}")
         for name, tell in ROWS:
-            print(f"  {name:44}{tell(each)}")
+            print(f"  {name:44}{tell(result)}")
 
 
 def write_all(labels: Sequence[str]) -> None:
     """The table and the figure of all fleets that are kept, in the order of `labels`."""
-    kept = {each.label: each for each in all_kept()}
-    measured = [kept[label] for label in labels if label in kept]
+    results = {result.label: result for result in all_kept()}
+    measured = [results[label] for label in labels if label in results]
     (RESULTS / "scale.md").write_text(_page(measured))
     _draw(measured)
 
@@ -141,43 +141,43 @@ def _page(measured: Sequence[Measured]) -> str:
         "pages: compare calls, units and prices only between fleets with as many callers.",
         "`where workers alone lead` takes it that loads grow as workers do.",
         "",
-        "| | " + " | ".join(each.label for each in measured) + " |",
+        "| | " + " | ".join(result.label for result in measured) + " |",
         "|---|" + "---:|" * len(measured),
     ]
     for name, tell in ROWS:
-        lines.append(f"| {name} | " + " | ".join(tell(each) for each in measured) + " |")
+        lines.append(f"| {name} | " + " | ".join(tell(result) for result in measured) + " |")
     lines += ["", "![The same as a figure](scale.svg)", ""]
     return "\n".join(lines)
 
 
 def _calls(service: str) -> Tell:
-    return lambda each: f"{each.calls_per_task.get(service, 0.0):.2f}"
+    return lambda result: f"{result.calls_per_task.get(service, 0.0):.2f}"
 
 
 ROWS: Sequence[tuple[str, Tell]] = (
-    ("run", lambda each: f"{each.part:,} of {each.tasks:,}"),
-    ("callers with a short list", lambda each: f"{each.callers - 1:,}"),
-    ("tasks a second", lambda each: f"{each.tasks_per_s:,.0f}"),
-    ("hours for the whole list", lambda each: f"{each.drain_h:.2f}"),
-    ("**the limit here**", lambda each: each.limit[0]),
-    ("**what lifts it**", lambda each: each.limit[1]),
-    ("where workers alone lead", lambda each: each.next_limit),
-    ("slots in use", lambda each: f"{each.slots_busy:.0%}"),
-    ("the table, of what it takes", lambda each: f"{each.table_load:.0%}"),
-    ("hottest partition, of 1,000 WCU/s", lambda each: f"{each.partition_load:.0%}"),
-    ("throttled writes per task", lambda each: f"{each.throttled_per_task:.2f}"),
-    ("short list alone, s", lambda each: f"{each.solo_s:.1f}"),
-    ("short list beside the long one, median, s", lambda each: f"{each.small_s:.1f}"),
-    ("short list beside the long one, worst, s", lambda each: f"{each.small_worst_s:.1f}"),
-    ("worst against alone", lambda each: f"{each.unfairness:.1f}x"),
+    ("run", lambda result: f"{result.part:,} of {result.tasks:,}"),
+    ("callers with a short list", lambda result: f"{result.callers - 1:,}"),
+    ("tasks a second", lambda result: f"{result.tasks_per_s:,.0f}"),
+    ("hours for the whole list", lambda result: f"{result.drain_h:.2f}"),
+    ("**the limit here**", lambda result: result.limit[0]),
+    ("**what lifts it**", lambda result: result.limit[1]),
+    ("where workers alone lead", lambda result: result.next_limit),
+    ("slots in use", lambda result: f"{result.slots_busy:.0%}"),
+    ("the table, of what it takes", lambda result: f"{result.table_load:.0%}"),
+    ("hottest partition, of 1,000 WCU/s", lambda result: f"{result.partition_load:.0%}"),
+    ("throttled writes per task", lambda result: f"{result.throttled_per_task:.2f}"),
+    ("short list alone, s", lambda result: f"{result.solo_s:.1f}"),
+    ("short list beside the long one, median, s", lambda result: f"{result.small_s:.1f}"),
+    ("short list beside the long one, worst, s", lambda result: f"{result.small_worst_s:.1f}"),
+    ("worst against alone", lambda result: f"{result.unfairness:.1f}x"),
     ("calls per task: DynamoDB", _calls("dynamodb")),
     ("calls per task: SQS", _calls("sqs")),
     ("calls per task: S3", _calls("s3")),
     ("calls per task: Redis", _calls("redis")),
-    ("write units per task", lambda each: f"{each.write_units_per_task:.2f}"),
-    ("list price of a million, USD", lambda each: f"{each.usd_per_million:.2f}"),
-    ("pages fetched twice", lambda each: f"{each.fetched_twice:,}"),
-    ("CPU of the simulation, s", lambda each: f"{each.cpu_s:.0f}"),
+    ("write units per task", lambda result: f"{result.write_units_per_task:.2f}"),
+    ("list price of a million, USD", lambda result: f"{result.usd_per_million:.2f}"),
+    ("pages fetched twice", lambda result: f"{result.fetched_twice:,}"),
+    ("CPU of the simulation, s", lambda result: f"{result.cpu_s:.0f}"),
 )
 
 
@@ -186,18 +186,18 @@ def _draw(measured: Sequence[Measured]) -> None:
     panels = [
         Panel(
             "Tasks a second, and what stops it there",
-            [(each.label, each.tasks_per_s) for each in measured],
-            notes=[f"limit: {each.limit[0]}, lifted by {each.limit[1]}" for each in measured],
+            [(result.label, result.tasks_per_s) for result in measured],
+            notes=[f"limit: {result.limit[0]}, lifted by {result.limit[1]}" for result in measured],
         ),
         Panel(
             f"Hours for {one.tasks:,} tasks, and what more workers alone would come to",
-            [(each.label, each.drain_h) for each in measured],
+            [(result.label, result.drain_h) for result in measured],
             "h",
-            notes=[f"next: {each.next_limit}" for each in measured],
+            notes=[f"next: {result.next_limit}" for result in measured],
         ),
         Panel(
             "Slots in use (here and in the next two, full width is all there is)",
-            [(each.label, 100 * each.slots_busy) for each in measured],
+            [(result.label, 100 * result.slots_busy) for result in measured],
             "%",
             most=100,
         ),
@@ -215,17 +215,16 @@ def _draw(measured: Sequence[Measured]) -> None:
         ),
         Panel(
             "Fairness: the worst short list, in times of what it takes on an idle fleet",
-            [(each.label, each.unfairness) for each in measured],
+            [(result.label, result.unfairness) for result in measured],
             "x",
         ),
         Panel(
             "List price of a million",
-            [(each.label, each.usd_per_million) for each in measured],
+            [(result.label, result.usd_per_million) for result in measured],
             "USD",
-            notes=[f"beside {each.callers - 1:,} short lists" for each in measured],
+            notes=[f"beside {result.callers - 1:,} short lists" for result in measured],
         ),
     ]
-    title = (
-        f"Growing fleets, extrapolated from {min(each.part for each in measured):,} tasks or more"
-    )
+    fewest = min(result.part for result in measured)
+    title = f"Growing fleets, extrapolated from {fewest:,} tasks or more"
     draw(RESULTS / "scale.svg", title, panels)

@@ -124,8 +124,8 @@ def main(arguments: list[str]) -> None:
                 shutil.rmtree(work)
     if options.json:
         # The size that the goals are about, if it was among them.
-        shown = next((line for line in lines if line["n"] == 10_000), lines[-1])
-        print(msgspec.json.encode(shown).decode())
+        line_shown = next((line for line in lines if line["n"] == 10_000), lines[-1])
+        print(msgspec.json.encode(line_shown).decode())
 
 
 def run_size(url: str, count: int, work: Path, options: argparse.Namespace) -> dict[str, float]:
@@ -138,7 +138,7 @@ def run_size(url: str, count: int, work: Path, options: argparse.Namespace) -> d
     print(f"\n{count:,} pages")
     print(f"{'':26}{'wall s':>8}{'CPU s':>8}{'CPU ms/page':>13}{'RSS MB':>8}{'disk':>7}")
     for arm in arms:
-        show(arm, [each[arm] for each in done])
+        show(arm, [result[arm] for result in done])
     if not options.no_peers and count <= 10_000:
         for arm in ("curl", "wget", "scrapy"):
             if is_installed(arm):
@@ -148,7 +148,7 @@ def run_size(url: str, count: int, work: Path, options: argparse.Namespace) -> d
                 print(f"{arm:26} is not installed")
 
     def ratio(arm: str, field: str) -> float:
-        pairs = [(getattr(each[arm], field), getattr(each["bare"], field)) for each in done]
+        pairs = [(getattr(result[arm], field), getattr(result["bare"], field)) for result in done]
         return round(float(median(ours / bare for ours, bare in pairs)), 3)
 
     line = {
@@ -156,9 +156,9 @@ def run_size(url: str, count: int, work: Path, options: argparse.Namespace) -> d
         "cpu_ratio": ratio("conveyor", "cpu_s"),
         "wall_ratio": ratio("conveyor", "seconds"),
         "wall_ratio_default": ratio("conveyor-default", "seconds"),
-        "rss_mb": round(max(each["conveyor"].rss_mb for each in done), 1),
+        "rss_mb": round(max(result["conveyor"].rss_mb for result in done), 1),
         "bytes_on_disk_ratio": round(
-            max(each["conveyor"].disk_bytes for each in done) / (count * PAGE_BYTES), 3
+            max(result["conveyor"].disk_bytes for result in done) / (count * PAGE_BYTES), 3
         ),
     }
     print("  ".join(f"{name} {value}" for name, value in line.items()))

@@ -90,7 +90,7 @@ async def _conveyor_arms(folder: Path, count: int) -> list[Arm]:
             ("conveyor, 64 waiting", _settle_each),
             ("conveyor, shard writer", _settle_through_writer),
         ):
-            claimed = await _claimed(env, count)
+            claimed = await _claim_tasks(env, count)
             wall, cpu = time.perf_counter(), time.process_time()
             await run(env, claimed)
             arms.append(_arm(name, count, wall, cpu))
@@ -112,7 +112,7 @@ def _env(engine: EmbeddedEngine, clock: SystemClock, randomness: random.Random) 
     )
 
 
-async def _claimed(env: Context, count: int) -> list[Pair]:
+async def _claim_tasks(env: Context, count: int) -> list[Pair]:
     """A fresh run of `count` tasks, every one of them claimed."""
     drafts = [TaskDraft(url=f"https://example.com/{number}") for number in range(count)]
     accepted = await jobs.submit(

@@ -33,8 +33,8 @@ def place_of(name: str, *, is_whole: bool) -> Path:
 
 def is_whole(parser: argparse.ArgumentParser, options: argparse.Namespace) -> bool:
     """Whether a bench runs as it comes: any option but `--json` makes it another experiment."""
-    asked = {name: value for name, value in vars(options).items() if name != "json"}
-    return all(parser.get_default(name) == value for name, value in asked.items())
+    chosen = {name: value for name, value in vars(options).items() if name != "json"}
+    return all(parser.get_default(name) == value for name, value in chosen.items())
 
 
 def draw(path: Path, title: str, panels: Sequence[Panel]) -> None:

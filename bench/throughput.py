@@ -57,9 +57,9 @@ def main(arguments: list[str]) -> None:
             {arm: run_arm(arm, url, options.n, options.concurrency) for arm in EVERY_ROUND}
             for _ in range(options.rounds)
         ]
-        some = max(500, options.n // HTTPX_SHARE)
-        rounds[-1]["httpx"] = run_arm("httpx", url, some, options.concurrency)
-    summaries = {arm: summarised(arm, rounds) for arm in NAMES}
+        httpx_count = max(500, options.n // HTTPX_SHARE)
+        rounds[-1]["httpx"] = run_arm("httpx", url, httpx_count, options.concurrency)
+    summaries = {arm: summarize(arm, rounds) for arm in NAMES}
     show(summaries)
     figure = place_of("throughput", is_whole=is_whole(parser, options))
     draw_all(figure, summaries, options.n)
@@ -74,8 +74,12 @@ def main(arguments: list[str]) -> None:
         print(msgspec.json.encode(line).decode())
 
 
-def summarised(arm: str, rounds: Sequence[Mapping[str, Measured]]) -> Summary:
-    pairs = [(each[arm], each["bare"]) for each in rounds if arm in each]
+def summarize(arm: str, rounds: Sequence[Mapping[str, Measured]]) -> Summary:
+    pairs = [
+        (round_results[arm], round_results["bare"])
+        for round_results in rounds
+        if arm in round_results
+    ]
     rate_ratios = [ours.pages_per_s / bare.pages_per_s for ours, bare in pairs]
     return Summary(
         cpu_ms=median(ours.cpu_ms_per_page for ours, _ in pairs),
@@ -108,11 +112,11 @@ def run_arm(arm: str, url: str, count: int, concurrency: int) -> Measured:
 
 def show(summaries: Mapping[str, Summary]) -> None:
     print(f"{'':34}{'CPU ms':>8}{'ratio':>8}{'pages/s':>9}{'ratio':>8}{'spread':>12}{'RSS MB':>8}")
-    for arm, each in summaries.items():
-        spread = f"{each.rate_ratio_least:.2f}-{each.rate_ratio_most:.2f}"
+    for arm, summary in summaries.items():
+        spread = f"{summary.rate_ratio_least:.2f}-{summary.rate_ratio_most:.2f}"
         print(
-            f"{NAMES[arm]:34}{each.cpu_ms:>8.3f}{each.cpu_ratio:>7.2f}x"
-            f"{each.pages_per_s:>9,.0f}{each.rate_ratio:>7.2f}x{spread:>12}{each.rss_mb:>8.0f}"
+            f"{NAMES[arm]:34}{summary.cpu_ms:>8.3f}{summary.cpu_ratio:>7.2f}x"
+            f"{summary.pages_per_s:>9,.0f}{summary.rate_ratio:>7.2f}x{spread:>12}{summary.rss_mb:>8.0f}"
         )
 
 
@@ -120,10 +124,12 @@ def draw_all(figure: Path, summaries: Mapping[str, Summary], count: int) -> None
     panels = [
         Panel(
             "CPU per page, as a multiple of the bare loop",
-            [(arm, each.cpu_ratio) for arm, each in summaries.items()],
+            [(arm, summary.cpu_ratio) for arm, summary in summaries.items()],
             "x",
         ),
-        Panel("pages per second", [(arm, each.pages_per_s) for arm, each in summaries.items()]),
-        Panel("peak memory", [(arm, each.rss_mb) for arm, each in summaries.items()], "MB"),
+        Panel(
+            "pages per second", [(arm, summary.pages_per_s) for arm, summary in summaries.items()]
+        ),
+        Panel("peak memory", [(arm, summary.rss_mb) for arm, summary in summaries.items()], "MB"),
     ]
     draw(figure, f"{count:,} pages of 20 KB, 50 ms think time", panels)

@@ -150,7 +150,7 @@ def _walk(
     site: Site, open_a_world: Callable[[], AbstractAsyncContextManager[Runtime]]
 ) -> CallTrace:
     trace = CallTrace(_steps())
-    with trace.installed():
+    with trace.installing():
         trio.run(_follow, trace, site, open_a_world)
     missing = [step for step in STEPS if not any(trace.lines(step))]
     assert not missing, f"nothing was called in {missing}: see _steps"
