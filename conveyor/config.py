@@ -141,7 +141,7 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
     read = _Reader(environ)
     auth = read("CONVEYOR_AUTH", "passthrough", _one_of("passthrough", "keys"))
     engine = read("CONVEYOR_ENGINE", "embedded", _one_of("embedded", "aws"))
-    needed = _given if engine == "aws" else str
+    needed = _non_empty if engine == "aws" else str
     return Settings(
         engine=engine,
         data_dir=read("CONVEYOR_DATA_DIR", ".conveyor", Path),
@@ -290,7 +290,7 @@ def _money(text: str) -> int:
     return micros
 
 
-def _given(text: str) -> str:
+def _non_empty(text: str) -> str:
     if not text:
         raise ValueError("must be given when CONVEYOR_ENGINE=aws")
     return text

@@ -254,7 +254,7 @@ class FairLimiter:
         since = self._unsatisfied_since
         self._unsatisfied_since = {caller: at for caller, at in since.items() if caller in callers}
         fair = max(1, SHARE * self.slots_count // (1 + SHARE * len(callers)))
-        needed = self._needed(fair) - self._free - len(self._preempted)
+        needed = self._slots_needed(fair) - self._free - len(self._preempted)
         for _ in range(needed):
             fetch = self._latest_of_largest(fair) or self._longest_beyond_turn()
             if fetch is None:
@@ -266,7 +266,7 @@ class FairLimiter:
             self._waiters.sort(key=lambda waiter: waiter.caller == fetch.caller)
             fetch.cancel()
 
-    def _needed(self, fair: int) -> int:
+    def _slots_needed(self, fair: int) -> int:
         """Returns how many slots must be free so that callers who have waited for PREEMPT_AFTER_S
         reach their fair part: the slots that they take, and those that must remain free beside them
         by `SHARE`."""
@@ -330,7 +330,7 @@ class FairLimiter:
         meantime add to its own."""
         if self._is_draining:
             return
-        waiters = self._unsatisfied() if self._free else []
+        waiters = self._waiters_short_of_slots() if self._free else []
         while waiters:
             waiter = waiters[0] if len(waiters) == 1 else min(waiters, key=self._share)
             room = self.room_for(waiter.caller)
@@ -341,9 +341,9 @@ class FairLimiter:
             waiter.ready.set()
             self._free -= count
             self._count(waiter.caller, waiter.run_id, count)
-            waiters = self._unsatisfied()
+            waiters = self._waiters_short_of_slots()
 
-    def _unsatisfied(self) -> list[_Waiter]:
+    def _waiters_short_of_slots(self) -> list[_Waiter]:
         """Returns the waiters that want more slots and may have more."""
         return [
             waiter

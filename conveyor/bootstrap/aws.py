@@ -67,14 +67,16 @@ async def open_shared(
             with_sdk=settings.aws_plane == "boto",
             call_timeout_s=settings.aws_timeout_s,
         ) as engine,
-        _linked(settings.redis_url, engine.meter) as link,
+        _open_redis(settings.redis_url, engine.meter) as link,
         open_on(settings, engine, link, random=random, owner=owner, local=local) as shared,
     ):
         yield shared
 
 
 @asynccontextmanager
-async def _linked(url: str | None, meter: Meter) -> AsyncGenerator[RedisConnection | None, None]:
+async def _open_redis(
+    url: str | None, meter: Meter
+) -> AsyncGenerator[RedisConnection | None, None]:
     if url is None:
         yield None
         return
@@ -97,7 +99,7 @@ async def open_on(
         "control_queue_listener",
         run=partial(listen_forever, engine.control_queue, local.batch_opened),
     )
-    make = partial(_shared, settings, engine, local)
+    make = partial(_make_runtime, settings, engine, local)
     if link is None:
         # Without Redis, leases are rows in DynamoDB, and other processes find changes by polling.
         yield make(engine.coordinator, no_notification, [listener], lambda: False)
@@ -115,7 +117,7 @@ async def open_on(
         yield replace(shared, cache=redis.cache)
 
 
-def _shared(
+def _make_runtime(
     settings: Settings,
     engine: AwsEngine,
     local: Signals,

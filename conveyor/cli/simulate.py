@@ -55,7 +55,7 @@ def simulate(  # noqa: PLR0913, PLR0917 (one an option)
         _introduce(draw(seed_range[0], engine=engine, hours=until_hours), until_hours)
     summary = Summary()
     reports = run_seeds(seed_range, engine=engine, hours=until_hours)
-    for report in _watched(reports, len(seed_range)):
+    for report in _show_progress(reports, len(seed_range)):
         summary.add(report)
         if not report.is_well:
             if len(seed_range) > 1:
@@ -73,7 +73,7 @@ def simulate(  # noqa: PLR0913, PLR0917 (one an option)
     sys.exit(_exit_code(summary))
 
 
-def _watched(reports: Iterator[Report], count: int) -> Iterator[Report]:
+def _show_progress(reports: Iterator[Report], count: int) -> Iterator[Report]:
     console = Console(stderr=True)
     if count == 1 or not console.is_terminal:
         return reports

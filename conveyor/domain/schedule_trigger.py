@@ -59,19 +59,19 @@ def trigger(
     replaces all of them, however late it is.
     """
     nominal = _nominal(schedule)
-    missed = _skipped(schedule, now)
+    missed = _skips_until(schedule, now)
     # The second condition covers a run that was deleted before the clock was set back.
     if exists or nominal == schedule.last_fire_at:
-        return TriggerResult(_advanced(schedule, missed, now), None)
+        return TriggerResult(_advance(schedule, missed, now), None)
     if job.active_run_id is not None:
         if schedule.overlap is Overlap.QUEUE:
             return None
         gave_way = Skip(nominal, nominal, SkipReason.OVERLAP)
-        return TriggerResult(_advanced(schedule, (gave_way, *missed), now), None)
+        return TriggerResult(_advance(schedule, (gave_way, *missed), now), None)
     run, batch = make_run(job, schedule, run_id, now=now)
     run = msgspec.structs.replace(run, scheduled_for=nominal)
     started = admission.new_run(job, run, [batch], [])
-    moved = _advanced(schedule, missed, now, last_fire_at=nominal)
+    moved = _advance(schedule, missed, now, last_fire_at=nominal)
     return TriggerResult(Change((*moved.writes, *started.writes), started.effects), run)
 
 
@@ -102,7 +102,7 @@ def replace(schedule: Schedule, rule: Rule, overlap: Overlap, *, now: float) -> 
     if _is_same(schedule.rule, rule) and schedule.overlap is overlap:
         return None
     values = {"rule": rule, "overlap": overlap, "next_fire_at": _next(schedule, rule, now)}
-    return _changed(schedule, frozenset(ScheduleStatus), values, now)
+    return _update(schedule, frozenset(ScheduleStatus), values, now)
 
 
 def realign(schedule: Schedule, *, now: float) -> Change | None:
@@ -111,15 +111,15 @@ def realign(schedule: Schedule, *, now: float) -> Change | None:
     The row is wrong if it was written while the clock was ahead. A nominal time that has a run
     creates no second one.
     """
-    rule = _anchored(schedule.rule, now)
+    rule = _rule_from_now(schedule.rule, now)
     coming = _next(schedule, rule, now)
     if schedule.next_fire_at is None or coming is None or coming >= schedule.next_fire_at:
         return None
     values = {"rule": rule, "next_fire_at": coming}
-    return _changed(schedule, SCHEDULE_FIRES, values, now)
+    return _update(schedule, SCHEDULE_FIRES, values, now)
 
 
-def _anchored(rule: Rule, now: float) -> Rule:
+def _rule_from_now(rule: Rule, now: float) -> Rule:
     """Makes an interval with a future start begin now: the clock was ahead when it was set."""
     if isinstance(rule, Rate) and rule.anchor_at > now + limits.CLOCK_SKEW_S:
         return msgspec.structs.replace(rule, anchor_at=now)
@@ -127,34 +127,34 @@ def _anchored(rule: Rule, now: float) -> Rule:
 
 
 def pause(schedule: Schedule, *, now: float) -> Change:
-    return _flipped(schedule, ScheduleEvent.PAUSED, {}, now)
+    return _set_status(schedule, ScheduleEvent.PAUSED, {}, now)
 
 
 def resume(schedule: Schedule, *, now: float) -> Change:
     """Resumes a schedule. Nominal times that passed during the pause are skipped."""
-    rule = _anchored(schedule.rule, now)
+    rule = _rule_from_now(schedule.rule, now)
     values: dict[str, Any] = {"rule": rule, "next_fire_at": _next(schedule, rule, now)}
     first_at = schedule.next_fire_at
     if first_at is not None and first_at <= now:
         values["skips"] = _with(schedule, (Skip(first_at, now, SkipReason.PAUSED),))
-    return _flipped(schedule, ScheduleEvent.RESUMED, values, now)
+    return _set_status(schedule, ScheduleEvent.RESUMED, values, now)
 
 
-def _flipped(
+def _set_status(
     schedule: Schedule, event: ScheduleEvent, values: dict[str, Any], now: float
 ) -> Change:
     status = lifecycle.target(SCHEDULE, event)
     sources = lifecycle.sources(SCHEDULE, event)
-    return _changed(schedule, sources, {"status": status, **values}, now)
+    return _update(schedule, sources, {"status": status, **values}, now)
 
 
-def _advanced(schedule: Schedule, skips: tuple[Skip, ...], now: float, **values: Any) -> Change:
+def _advance(schedule: Schedule, skips: tuple[Skip, ...], now: float, **values: Any) -> Change:
     following = next_after(schedule.rule, max(now, _nominal(schedule)))
     values |= {"next_fire_at": following, "skips": _with(schedule, skips)}
-    return _changed(schedule, SCHEDULE_FIRES, values, now)
+    return _update(schedule, SCHEDULE_FIRES, values, now)
 
 
-def _changed(
+def _update(
     schedule: Schedule, statuses: frozenset[ScheduleStatus], values: dict[str, Any], now: float
 ) -> Change:
     guard = Guard(status_in=statuses, equals=(("version", schedule.version),))
@@ -167,7 +167,7 @@ def _nominal(schedule: Schedule) -> float:
     return schedule.next_fire_at
 
 
-def _skipped(schedule: Schedule, now: float) -> tuple[Skip, ...]:
+def _skips_until(schedule: Schedule, now: float) -> tuple[Skip, ...]:
     first_at = next_after(schedule.rule, _nominal(schedule))
     if first_at is None or first_at > now:
         return ()

@@ -112,7 +112,7 @@ class Resolver:
         while True:
             answer = self._answers.get(host)
             if answer is not None and answer[0] > trio.current_time():
-                return _said(answer[1])
+                return _raise_or_return(answer[1])
             question = self._pending.get(host)
             if question is None:
                 await self._ask(host, partition)
@@ -222,7 +222,7 @@ async def _wait_for(question: _Question) -> None:
         raise copy.copy(question.failure) from question.failure
 
 
-def _said(answer: tuple[str, ...] | FetchFailed) -> tuple[str, ...]:
+def _raise_or_return(answer: tuple[str, ...] | FetchFailed) -> tuple[str, ...]:
     if isinstance(answer, FetchFailed):
         # Raise a copy: an exception that is raised twice collects both tracebacks.
         raise copy.copy(answer)

@@ -83,7 +83,7 @@ class ExportWriter:
     async def pieces(self) -> AsyncGenerator[bytes, None]:
         encoder = self._encoder
         yield encoder.begin()
-        async with aclosing(self._encoded()) as pieces:
+        async with aclosing(self._encode()) as pieces:
             async for piece in pieces:
                 yield piece
         # A second pass over the rows: a format with a listing has it after all bodies.
@@ -93,7 +93,7 @@ class ExportWriter:
                     yield await self._env.executor.run(partial(encoder.list, page))
         yield await self._env.executor.run(partial(encoder.end, self.manifest()))
 
-    async def _encoded(self) -> AsyncGenerator[bytes, None]:
+    async def _encode(self) -> AsyncGenerator[bytes, None]:
         async with aclosing(self._pages()) as pages:
             async for page in pages:
                 for group in _groups(page):
@@ -231,7 +231,7 @@ async def own_export(
 def link_token(env: Context, export: Export) -> str:
     # A link must not outlive its file.
     until = min(env.now() + limits.EXPORT_URL_TTL_S, export.expires_at)
-    return results.make_token(env, _linked(export), purpose="export", until=until)
+    return results.make_token(env, _link_subject(export), purpose="export", until=until)
 
 
 async def export_by_link(
@@ -253,7 +253,7 @@ async def export_by_link(
     return await _export_of(env, run, export_id)
 
 
-def _linked(export: Export) -> str:
+def _link_subject(export: Export) -> str:
     return f"{export.job_id}/{export.run_id}/{export.export_id}"
 
 
@@ -280,7 +280,7 @@ async def process(env: Context, export: Export) -> Exported:
         return Exported.REMOVED
     # Before it is acquired again: an export that crashes its exporter must end at some point.
     if progress.failed_too_often(export):
-        return await _recorded(env, progress.give_up(export, now=env.now()), Exported.FAILED)
+        return await _commit_or_defer(env, progress.give_up(export, now=env.now()), Exported.FAILED)
     verdict = await env.commit(progress.take_up(export, now=env.now()))
     if not isinstance(verdict, Applied):
         return Exported.FENCED
@@ -297,10 +297,10 @@ async def _build_or_release(env: Context, export: Export) -> Exported:
     except DamagedBody as error:
         # The body cannot be restored. The caller gets the task's id and can run the task again.
         change = progress.give_up(export, str(error), now=env.now())
-        return await _recorded(env, change, Exported.FAILED)
+        return await _commit_or_defer(env, change, Exported.FAILED)
     except StorageFull:
         change = progress.defer(export, "storage is full", now=env.now())
-        return await _recorded(env, change, Exported.PUT_OFF)
+        return await _commit_or_defer(env, change, Exported.PUT_OFF)
     except Unavailable:
         return await _release(env, export, delay_s=progress.PUT_OFF_S)
     except trio.Cancelled:
@@ -314,10 +314,10 @@ async def _build_or_release(env: Context, export: Export) -> Exported:
 async def _release(env: Context, export: Export, *, delay_s: float) -> Exported:
     now = env.now()
     change = progress.release(export, due_at=now + delay_s, now=now)
-    return await _recorded(env, change, Exported.PUT_OFF)
+    return await _commit_or_defer(env, change, Exported.PUT_OFF)
 
 
-async def _recorded(env: Context, change: Change, done: Exported) -> Exported:
+async def _commit_or_defer(env: Context, change: Change, done: Exported) -> Exported:
     """Commits the change. If the store is unavailable, the claim lapses and the export is due
     again."""
     try:

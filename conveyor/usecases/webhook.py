@@ -397,7 +397,7 @@ async def deliver(
     else:
         outcome = await _call_back(env, ready.notice, ready.to, ready.job)
     duration_s = trio.current_time() - started_s
-    await env.commit(_recorded(env, claimed, outcome, at, duration_s))
+    await env.commit(_record_attempt(env, claimed, outcome, at, duration_s))
     return DeliveryOutcome(isinstance(outcome, Delivered), duration_s)
 
 
@@ -483,7 +483,7 @@ async def _call_back(
     return await env.workflows.call_back(callback)
 
 
-def _recorded(
+def _record_attempt(
     env: Context, notice: Notice, outcome: Delivered | NotDelivered, at: float, duration_s: float
 ) -> Change:
     if isinstance(outcome, Delivered):

@@ -35,7 +35,7 @@ UNREACHED: dict[str, str] = {
     "store.read@usecases.submit.jobs._admit_batch": _RACE,
     "store.read@usecases.run.rerun._start": _RACE,
     "store.commit@usecases.webhook.prepare": _RACE,
-    "store.commit@usecases.export._recorded": _OUTAGE,
+    "store.commit@usecases.export._commit_or_defer": _OUTAGE,
     "store.commit@usecases.idempotency.run_once_per_key": _OUTAGE,
     "store.commit@usecases.run.ingest.fail_batch": _OUTAGE,
     "store.read@usecases.run.ingest.fail_batch": _OUTAGE,

@@ -54,7 +54,7 @@ def export(
     """Save the results of a job as one file, and check it."""
     client = session.client
     run = client.run(job, run_id) if run_id else run_of(client.get(job))
-    response = _made(session, run, kind)
+    response = _make_export(session, run, kind)
     path = output or Path(response.file_name or f"{run.run_id}.{kind}")
     try:
         saved = client.download_export(run.job_id, run.run_id, response.export_id, path)
@@ -81,7 +81,7 @@ def verify(session: Session, file: Path, as_json: bool) -> None:
     session.answer(manifest, text, as_json=as_json)
 
 
-def _made(session: Session, run: RunResponse, kind: str) -> ExportResponse:
+def _make_export(session: Session, run: RunResponse, kind: str) -> ExportResponse:
     client = session.client
     started = client.start_export(run.job_id, run.run_id, kind=kind)
     with progress(session.err, "Exporting", run.stats.total) as show:

@@ -119,7 +119,7 @@ def _save_all(session: Session, run: RunResponse, folder: Path) -> list[ResultLi
     task_results = session.client.results(run.job_id, run_id=run.run_id)
     lines: list[ResultLine] = []
     with progress(session.err, "Downloading", run.stats.total) as show:
-        for chunk in _chunks(_named(task_results)):
+        for chunk in _chunks(_with_file_names(task_results)):
             scratch = {r.task_id: folder / f".{name}" for name, r in chunk if r.result_url}
             saved = session.client.download_all(run.job_id, scratch, run_id=run.run_id)
             lines += [_line(folder, name, r, saved.get(r.task_id)) for name, r in chunk]
@@ -127,7 +127,7 @@ def _save_all(session: Session, run: RunResponse, folder: Path) -> list[ResultLi
     return sorted(lines, key=lambda line: line.index)
 
 
-def _named(task_results: Iterator[TaskResult]) -> Iterator[tuple[str, TaskResult]]:
+def _with_file_names(task_results: Iterator[TaskResult]) -> Iterator[tuple[str, TaskResult]]:
     """Yields a file name for each result, by position. Each list of an open job counts from 0, so
     further results of a position have their task id in the name."""
     taken: set[int] = set()

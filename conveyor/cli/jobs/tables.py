@@ -53,7 +53,7 @@ def jobs_table(jobs: Iterable[JobResponse]) -> Table:
             plain(job.name or job.external_id),
             Text(job.status, style="yellow" if job.status is JobStatus.OPEN else ""),
             run_status(run) if run else Text("none", style="dim"),
-            _done(run) if run else "",
+            _progress_text(run) if run else "",
             _count(run.stats.failed, "red") if run else "",
             moment(job.created_at),
         )
@@ -108,7 +108,7 @@ def _budget(job: JobResponse) -> str:
 
 
 def _add_outcome(facts: Table, run: RunResponse) -> None:
-    facts.add_row("pages", _done(run))
+    facts.add_row("pages", _progress_text(run))
     if run.waiting_on is not None:
         facts.add_row("waits for", f"{run.waiting_on.reason}: {run.waiting_on.detail}")
     if run.eta_seconds is not None:
@@ -126,7 +126,7 @@ def runs_table(runs: Iterable[RunResponse]) -> Table:
             run.run_id,
             f"#{run.run_sequence}",
             run_status(run),
-            _done(run),
+            _progress_text(run),
             _count(run.stats.successful, "green"),
             _count(run.stats.failed, "red"),
             moment(run.created_at),
@@ -155,7 +155,7 @@ def outcome_table(run: RunResponse) -> Table:
     stats = run.stats
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_row("run", run_status(run), run.run_id)
-    table.add_row("pages", _done(run), "")
+    table.add_row("pages", _progress_text(run), "")
     table.add_row("successful", _count(stats.successful, "green"), "")
     table.add_row("failed", _count(stats.failed, "red"), reasons(run))
     if run.failure_detail is not None:
@@ -174,7 +174,7 @@ def reasons(run: RunResponse) -> str:
     return ", ".join(f"{count:,} {reason}" for reason, count in counts)
 
 
-def _done(run: RunResponse) -> str:
+def _progress_text(run: RunResponse) -> str:
     stats = run.stats
     if stats.completed == stats.total:
         return f"{stats.total:,}"

@@ -119,7 +119,7 @@ def claim(ref: TaskRef, *, now: float) -> Change:
     A claim is counted when the work starts, so that a task that crashes every worker fails in the
     end. An attempt is counted when it reports, so that a restart of a worker costs no attempt.
     """
-    return Change((_taken(ref, lifecycle.sources(TASK, TaskEvent.CLAIMED), 0, now),))
+    return Change((_claim_update(ref, lifecycle.sources(TASK, TaskEvent.CLAIMED), 0, now),))
 
 
 def reclaim(ref: TaskRef, verdict: Verdict | None, *, now: float) -> Change | None:
@@ -138,7 +138,7 @@ def reclaim(ref: TaskRef, verdict: Verdict | None, *, now: float) -> Change | No
     is_past, is_unreal = row.claim_until < now, _is_unreal(row, now)
     if not (is_unreal or (is_past and row.attempts)):
         return None
-    taken = _taken(ref, frozenset({row.status}), row.attempts, now)
+    taken = _claim_update(ref, frozenset({row.status}), row.attempts, now)
     if is_unreal:
         as_seen = (("attempts", row.attempts), ("claim_until", row.claim_until))
         guard = Guard(status_in=frozenset({row.status}), equals=as_seen)
@@ -158,7 +158,9 @@ def _is_unreal(task: Task, now: float) -> bool:
     return clock_step.is_unreal(task.claim_until, now=now, ttl_s=limits.CLAIM_TTL_S)
 
 
-def _taken(ref: TaskRef, sources: frozenset[TaskStatus], attempts: int, now: float) -> Update:
+def _claim_update(
+    ref: TaskRef, sources: frozenset[TaskStatus], attempts: int, now: float
+) -> Update:
     values = {
         "status": lifecycle.target(TASK, TaskEvent.CLAIMED),
         "claim_until": now + limits.CLAIM_TTL_S,

@@ -129,7 +129,9 @@ def delete_run(
     return Change(
         (
             Update(
-                _key(run), Guard(status_in=lifecycle.sources(RUN, RunEvent.DELETED)), _gone(now)
+                _key(run),
+                Guard(status_in=lifecycle.sources(RUN, RunEvent.DELETED)),
+                _deletion_values(now),
             ),
             Update(JobKey(job.job_id), guard, values),
             *(_close_counters(run) if run.status in RUN_LIVE else ()),
@@ -166,7 +168,7 @@ def delete_job(job: Job, active: Run | None, *, intent_id: str, now: float) -> C
     writes: list[Write] = [Update(JobKey(job.job_id), guard, tombstone)]
     if active is not None:
         live = Guard(status_in=RUN_LIVE)
-        writes += [Update(_key(active), live, _gone(now)), *_close_counters(active)]
+        writes += [Update(_key(active), live, _deletion_values(now)), *_close_counters(active)]
     if job.type is JobType.SCHEDULED:
         writes.append(Delete(ScheduleKey(job.job_id)))
     deleted = event_log.job_deleted(job, now=now)
@@ -215,7 +217,7 @@ def _key(run: Run) -> RunKey:
     return RunKey(run.job_id, run.run_id)
 
 
-def _gone(now: float) -> dict[str, Any]:
+def _deletion_values(now: float) -> dict[str, Any]:
     return {"status": lifecycle.target(RUN, RunEvent.DELETED), "updated_at": now, "ended_at": now}
 
 

@@ -336,7 +336,7 @@ def refused_task(
     url = _if_good(lambda: _check_url(draft.url, targets))
     return TaskSpec(
         index=index,
-        url=url or (_shortened(draft.url) if isinstance(draft.url, str) else ""),
+        url=url or (_shorten(draft.url) if isinstance(draft.url, str) else ""),
         external_id=_if_good(lambda: _check_external_id(draft.external_id)),
         metadata=_if_good(lambda: check_metadata(draft.metadata)),
         problem=_problem_of(refusal),
@@ -362,13 +362,13 @@ def _check_url(url: object, targets: TargetPolicy | None) -> str:
         raise Refusal("malformed_url")
     target = parse_url(url)
     if isinstance(target, BadUrl):
-        raise Refusal(target.reason, _shortened(url))
+        raise Refusal(target.reason, _shorten(url))
     if targets is not None and targets.forbids_target(target) is not None:
-        raise Refusal("forbidden_target", _shortened(url))
+        raise Refusal("forbidden_target", _shorten(url))
     return url
 
 
-def _shortened(url: str) -> str:
+def _shorten(url: str) -> str:
     """Enough of a bad URL to find it; no query, where tokens live, and nothing unprintable."""
     head = url[:100].partition("?")[0]
     if "@" in url.partition("?")[0]:

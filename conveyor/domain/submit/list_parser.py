@@ -71,21 +71,21 @@ class ListReader:
 
     def feed(self, piece: bytes) -> Iterator[Line]:
         for plain in self._unzip.feed(piece):
-            yield from self._counted(self._parser.feed(self._splitter.feed(plain)))
+            yield from self._count_lines(self._parser.feed(self._splitter.feed(plain)))
 
     def end(self) -> Iterator[Line]:
         """The lines that only the end completes; ListBroken if it came too early."""
         for plain in self._unzip.end():
-            yield from self._counted(self._parser.feed(self._splitter.feed(plain)))
-        yield from self._counted(self._parser.feed(self._splitter.end()))
-        yield from self._counted(self._parser.end())
+            yield from self._count_lines(self._parser.feed(self._splitter.feed(plain)))
+        yield from self._count_lines(self._parser.feed(self._splitter.end()))
+        yield from self._count_lines(self._parser.end())
 
     def count_ends(self, piece: bytes) -> int:
         """How many lines the piece may end at most, quickly: for those who need no lines of this
         list any more."""
         return sum(map(_ends_in, self._unzip.feed(piece)))
 
-    def _counted(self, lines: Iterable[Line]) -> Iterator[Line]:
+    def _count_lines(self, lines: Iterable[Line]) -> Iterator[Line]:
         for line in lines:
             if self._count == limits.TASKS_MAX:
                 raise ListTooLarge(f"The list has more than {limits.TASKS_MAX:,} lines.")
@@ -120,7 +120,7 @@ class _Unzip:
             if len(piece) < len(_GZIP):
                 return
             self._is_gzip = piece.startswith(_GZIP)
-        pieces = self._inflated(piece) if self._is_gzip else iter((piece,))
+        pieces = self._inflate(piece) if self._is_gzip else iter((piece,))
         for plain in pieces:
             self._size_bytes += len(plain)
             if self._size_bytes > limits.LIST_BYTES_MAX:
@@ -133,7 +133,7 @@ class _Unzip:
         if self._is_amid_member:
             raise ListBroken("The list is gzip data that ends too early.")
 
-    def _inflated(self, data: bytes) -> Iterator[bytes]:
+    def _inflate(self, data: bytes) -> Iterator[bytes]:
         """A file may have several members, one after the other, and zeros for padding."""
         self._packed_bytes += len(data)
         if self._members_count and not self._is_amid_member:
@@ -211,7 +211,7 @@ class _Parser(Protocol):
     def end(self) -> Iterator[Line]: ...
 
 
-def _flawed(number: int, flaw: str) -> Line:
+def _bad_line(number: int, flaw: str) -> Line:
     """Nothing of it is kept: it may hold what belongs sealed."""
     return Line(number, TaskDraft(url=None, flaw=flaw))
 
@@ -224,12 +224,12 @@ class _TextParser:
     def feed(self, raws: Iterable[_Raw]) -> Iterator[Line]:
         for raw in raws:
             if raw.is_cut:
-                yield _flawed(raw.number, "line_too_long")
+                yield _bad_line(raw.number, "line_too_long")
                 continue
             try:
                 text = raw.content.decode().strip()
             except UnicodeDecodeError:
-                yield _flawed(raw.number, "invalid_encoding")
+                yield _bad_line(raw.number, "invalid_encoding")
                 continue
             if text and not text.startswith("#"):
                 yield Line(raw.number, TaskDraft(url=text))
@@ -258,7 +258,7 @@ class _NdjsonParser:
     def feed(self, raws: Iterable[_Raw]) -> Iterator[Line]:
         for raw in raws:
             if raw.is_cut:
-                yield _flawed(raw.number, "line_too_long")
+                yield _bad_line(raw.number, "line_too_long")
             elif content := raw.content.strip():
                 yield self._line(raw.number, content)
 
@@ -267,9 +267,9 @@ class _NdjsonParser:
             value = self._decoder.decode(content)
             is_doubled = find_doubled_key(content) is not None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return _flawed(number, "malformed_line")
+            return _bad_line(number, "malformed_line")
         if is_doubled:
-            return _flawed(number, "malformed_line")
+            return _bad_line(number, "malformed_line")
         if isinstance(value, str):
             return Line(number, TaskDraft(url=value))
         draft = TaskDraft(
@@ -361,10 +361,10 @@ class _CsvParser:
             except (_NeedsMore, StopIteration):
                 return
             except _TooLong:
-                yield self._flawed("line_too_long")
+                yield self._bad_line("line_too_long")
                 continue
             if self._rows.is_broken:
-                yield self._flawed("invalid_encoding")
+                yield self._bad_line("invalid_encoding")
             elif self._header is None:
                 self._header = [cell.strip() for cell in cells] or None
             elif cells:
@@ -374,10 +374,10 @@ class _CsvParser:
         self._rows.is_over = True
         return self.feed(())
 
-    def _flawed(self, flaw: str) -> Line:
+    def _bad_line(self, flaw: str) -> Line:
         if self._header is None:
             raise ListBroken("The header of the list cannot be read.")
-        return _flawed(self._rows.first.number, flaw)
+        return _bad_line(self._rows.first.number, flaw)
 
     def _draft(self, cells: list[str], header: list[str]) -> TaskDraft:
         return TaskDraft(

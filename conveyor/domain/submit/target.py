@@ -148,10 +148,10 @@ def join(base: Target, location: str) -> Target | BadUrl:
 
 def _parse_carefully(text: str) -> Target | BadUrl:
     if _FORBIDDEN.search(text):
-        return _malformed("a space, control character, backslash or escaped line break")
+        return _malformed_url("a space, control character, backslash or escaped line break")
     match = _SCHEME.match(text)
     if match is None:
-        return _malformed("no scheme")
+        return _malformed_url("no scheme")
     scheme = match[1].lower()
     if scheme not in _DEFAULT_PORTS:
         return BadUrl(UrlReason.UNSUPPORTED_SCHEME, "only http and https URLs are fetched")
@@ -164,17 +164,17 @@ def _parse_carefully(text: str) -> Target | BadUrl:
 
 def _with_authority(scheme: str, authority: str, tail: str) -> Target | BadUrl:
     if "@" in authority:
-        return _malformed("user names and passwords are not taken in URLs")
+        return _malformed_url("user names and passwords are not taken in URLs")
     host_text, colon, port_text = _cut_port(authority)
     if not host_text:
         return BadUrl(UrlReason.MISSING_HOST, "no host in the URL")
     host = _host_from(host_text)
     if host is None:
-        return _malformed("the host is not a valid name or a canonical address")
+        return _malformed_url("the host is not a valid name or a canonical address")
     port = _DEFAULT_PORTS[scheme]
     if colon:
         if not _PORT.match(port_text) or int(port_text) > 65535:
-            return _malformed("the port is not a number from 1 to 65535")
+            return _malformed_url("the port is not a number from 1 to 65535")
         port = int(port_text)
     return Target(scheme, host, port, tail)
 
@@ -275,7 +275,7 @@ def _without_dots(reference: str) -> str:
     return "/" + "/".join(resolved) + mark + query
 
 
-def _malformed(detail: str) -> BadUrl:
+def _malformed_url(detail: str) -> BadUrl:
     return BadUrl(UrlReason.MALFORMED_URL, detail)
 
 
@@ -436,7 +436,7 @@ def embedded_addresses(ip: IPv6Address) -> tuple[IPv4Address, ...]:
     if any(ip in network for network in _LOW_32_BITS):
         numbers.append(number)
     if ip in _LOCAL_NAT64:
-        numbers.extend(_translated(number))
+        numbers.extend(_translated_addresses(number))
     if ip in _SIX_TO_FOUR:
         numbers.append(number >> 80)
     if ip in _TEREDO:
@@ -447,7 +447,7 @@ def embedded_addresses(ip: IPv6Address) -> tuple[IPv4Address, ...]:
     return tuple(IPv4Address(number & 0xFFFFFFFF) for number in numbers)
 
 
-def _translated(number: int) -> tuple[int, ...]:
+def _translated_addresses(number: int) -> tuple[int, ...]:
     """What stands at each of the places that RFC 6052 has for an IPv4 address (prefixes of 32, 40,
     48, 56, 64 and 96 bits; bits 64 to 71 are passed over), and at MAP's (RFC 7597).
     """
@@ -476,7 +476,9 @@ def _forbidden_everywhere(ip: IPv4Address | IPv6Address) -> str | None:
     if isinstance(ip, IPv4Address):
         return None
     contained = embedded_addresses(ip)
-    if any(_is_metadata(number) for number in (*map(int, contained), *_translated(int(ip)))):
+    if any(
+        _is_metadata(number) for number in (*map(int, contained), *_translated_addresses(int(ip)))
+    ):
         return "a metadata service"
     if any(embedded.is_multicast for embedded in contained):
         return "a multicast address"

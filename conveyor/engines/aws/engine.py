@@ -82,7 +82,7 @@ async def open_aws(
 
     With `with_sdk` aioboto3 makes the calls, at ten times the cost and more.
     """
-    access = await _found_access(clock)
+    access = await _find_access(clock)
     meter = Meter(indexes=[(index.pk, index.sk) for index in INDEXES])
     # The operator chose the endpoints, so internal addresses are allowed here.
     pool_limits = PoolLimits(
@@ -136,7 +136,7 @@ async def create_resources(
     call_timeout_s: float = DEADLINE_S,
 ) -> Sequence[str]:
     """Creates missing resources, and returns a list of all. The call may be repeated."""
-    access = await _found_access(clock)
+    access = await _find_access(clock)
     async with _open_sdk(access) as transport:
         return await check_resources(
             RetryingAwsClient(transport=transport, random=random, deadline_s=call_timeout_s),
@@ -173,7 +173,7 @@ def _open_sdk(access: AwsAccess) -> AbstractAsyncContextManager[AwsTransport]:
     return open_boto_transport(access)
 
 
-async def _found_access(clock: Clock) -> AwsAccess:
+async def _find_access(clock: Clock) -> AwsAccess:
     try:
         return await find_access(clock.now)
     except NoResponse as error:

@@ -118,7 +118,7 @@ class DirectGateway:
                 )
             )
             if wants_body(response.status):
-                return _scraped(response, None if hop.target is first else hop.target.url)
+                return _page_from(response, None if hop.target is first else hop.target.url)
             location = response.header(b"location")
             if response.status not in _REDIRECTS or location is None:
                 return self._failure(response)
@@ -163,7 +163,7 @@ def _judge(status: int) -> tuple[FailureReason, str, bool]:
     return FailureReason.BAD_TARGET, "unexpected_status", False
 
 
-def _scraped(response: Response, final_url: str | None) -> Scraped:
+def _page_from(response: Response, final_url: str | None) -> Scraped:
     return Scraped(
         status=response.status,
         content_type=content_type_of(response),

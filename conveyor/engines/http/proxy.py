@@ -103,13 +103,13 @@ class ProxyConnector:
             with trio.fail_after(CONNECT_S):
                 stream = await self._open()
         except (OSError, trio.TooSlowError, ssl.SSLError, trio.BrokenResourceError) as error:
-            raise self._failed("cannot be reached") from error
+            raise self._record_failure("cannot be reached") from error
         try:
             with trio.fail_after(CONNECT_S):
                 await self._tunnel(stream, self._names.get(address, address), port)
         except (trio.TooSlowError, trio.BrokenResourceError) as error:
             await trio.aclose_forcefully(stream)
-            raise self._failed("does not answer") from error
+            raise self._record_failure("does not answer") from error
         except BaseException:
             await trio.aclose_forcefully(stream)
             raise
@@ -117,7 +117,7 @@ class ProxyConnector:
         self.bad_until = 0.0
         return await self._plain_socket(stream)
 
-    def _failed(self, what: str) -> ConnectFailed:
+    def _record_failure(self, what: str) -> ConnectFailed:
         seconds = min(EXCLUDED_S * 2.0 ** min(self.failures, 16), EXCLUDED_S_MAX)
         self.failures += 1
         self.bad_until = trio.current_time() + seconds
@@ -155,11 +155,11 @@ class ProxyConnector:
         while not reply.endswith(b"\r\n\r\n"):
             piece = await stream.receive_some(1)
             if not piece or len(reply) > _REPLY_BYTES_MAX:
-                raise self._failed("closed the connection")
+                raise self._record_failure("closed the connection")
             reply += piece
         status = reply.split(b" ", 2)[1][:3] if b" " in reply else b""
         if status == b"407":
-            raise self._failed("refuses the credentials")
+            raise self._record_failure("refuses the credentials")
         if not status.startswith(b"2"):
             # The proxy works, and could not reach the target.
             raise ConnectFailed("the proxy could not connect to the target")
@@ -169,13 +169,15 @@ class ProxyConnector:
         await stream.send_all(b"\x05\x01" + (b"\x02" if has_user else b"\x00"))
         version, method = await self._exactly(stream, 2)
         if version != 5 or method not in {0, 2}:
-            raise self._failed("refuses the credentials" if version == 5 else "is no SOCKS5 proxy")
+            raise self._record_failure(
+                "refuses the credentials" if version == 5 else "is no SOCKS5 proxy"
+            )
         if method == 2:
             user, password = (self.proxy.user or "").encode(), self.proxy.password.encode()
             login = bytes([1, len(user)]) + user + bytes([len(password)]) + password
             await stream.send_all(login)
             if (await self._exactly(stream, 2))[1] != 0:
-                raise self._failed("refuses the credentials")
+                raise self._record_failure("refuses the credentials")
         await stream.send_all(b"\x05\x01\x00" + _socks_address(host) + port.to_bytes(2))
         _, reply, _, kind = await self._exactly(stream, 4)
         length = {1: 4, 4: 16}.get(kind) or (await self._exactly(stream, 1))[0]
@@ -188,7 +190,7 @@ class ProxyConnector:
         while len(data) < count:
             piece = await stream.receive_some(count - len(data))
             if not piece:
-                raise self._failed("closed the connection")
+                raise self._record_failure("closed the connection")
             data += piece
         return data
 

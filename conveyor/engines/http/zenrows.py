@@ -153,13 +153,13 @@ class ZenrowsGateway:
             # Before FetchFailed: a shortage of this process says nothing about the endpoint.
             return defer(error)
         except FetchFailed as error:
-            return _unanswered(error)
+            return _no_answer(error)
         report = self._report(response)
         # `allowed_status_codes` may contain 429 or 402. An answer about the account is not a page
         # even then.
         is_page = wants_body(response.status) and report.contact is not Contact.REFUSED
         if is_page and not _run_failure(response):
-            page = _scraped(response, self.price(request.params))
+            page = _page_from(response, self.price(request.params))
             answered = msgspec.structs.replace(report, contact=Contact.ANSWERED)
             return msgspec.structs.replace(page, report=answered)
         return msgspec.structs.replace(self._failure(response), report=report)
@@ -284,7 +284,7 @@ def _headers_for(request: ScrapeRequest) -> tuple[tuple[str, str], ...]:
     return (*ours, *custom)
 
 
-def _scraped(response: Response, price: Price) -> Scraped:
+def _page_from(response: Response, price: Price) -> Scraped:
     """Returns the page. A page that does not state its credits counts at its price, because the
     endpoint charges for pages. Failures are free."""
     spent = _spend(response)
@@ -330,7 +330,7 @@ def _error_of(response: Response) -> _ErrorBody:
         return _ErrorBody()
 
 
-def _unanswered(error: FetchFailed) -> NotScraped:
+def _no_answer(error: FetchFailed) -> NotScraped:
     """Returns the outcome of a call without an answer. Its cost is unknown unless it was not
     sent."""
     return msgspec.structs.replace(

@@ -314,20 +314,20 @@ class Keys:
 
     def pool(self, name: str) -> str:
         """Returns the key of a job's pool or of a host pool, whose name begins with the job."""
-        return f"{self._tagged(name)}:leases"
+        return f"{self._tag(name)}:leases"
 
     def next_at(self, pool: HostPool) -> str:
-        return f"{self._tagged(pool.name)}:next"
+        return f"{self._tag(pool.name)}:next"
 
     def job_of(self, run_id: RunId) -> str:
-        return f"{self._tagged(run_id)}:job"
+        return f"{self._tag(run_id)}:job"
 
     def marks(self, subject: str) -> str:
-        return f"{self._tagged(subject)}:marks"
+        return f"{self._tag(subject)}:marks"
 
     def cached(self, name: str) -> str:
-        return f"{self._tagged(name)}:cached"
+        return f"{self._tag(name)}:cached"
 
-    def _tagged(self, name: str) -> str:
+    def _tag(self, name: str) -> str:
         tag, _, rest = name.partition("/")
         return f"{self.space}:{{{tag}}}/{rest}"

@@ -109,7 +109,7 @@ class RedisCoordinator:
         with translating(self._deadline_s):
             for pools in self._by_job(lease_ids):
                 named = [lease_id for members in pools.values() for lease_id in members]
-                positions = await self._link.run(_RENEW, list(pools), _listed(pools, ttl_s))
+                positions = await self._link.run(_RENEW, list(pools), _script_args(pools, ttl_s))
                 lost |= {named[position - 1] for position in positions}
         return frozenset(lost)
 
@@ -120,7 +120,7 @@ class RedisCoordinator:
         """
         with translating(self._deadline_s):
             for pools in self._by_job(lease_ids):
-                await self._link.run(_RESTORE, list(pools), _listed(pools, ttl_s))
+                await self._link.run(_RESTORE, list(pools), _script_args(pools, ttl_s))
 
     async def release(self, lease_ids: Sequence[LeaseId]) -> None:
         with translating(self._deadline_s):
@@ -174,7 +174,7 @@ class RedisCoordinator:
         return list(by_job.values())
 
 
-def _listed(pools: _Pools, ttl_s: float) -> _Args:
+def _script_args(pools: _Pools, ttl_s: float) -> _Args:
     args: _Args = [_us(ttl_s)]
     for members in pools.values():
         args += [len(members), *map(member_name, members)]

@@ -166,7 +166,7 @@ async def open_database(
     path: Path, prepare: Callable[[Connection], None], executor: DiskExecutor, space: Space
 ) -> AsyncIterator[Database]:
     """Opens the file, runs `prepare` before any other access, and closes the file cleanly."""
-    connection = await executor.run(_prepared, path, prepare, space)
+    connection = await executor.run(_open_prepared, path, prepare, space)
     interval_s = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
@@ -187,7 +187,7 @@ async def open_database(
             await executor.run(connection.close)
 
 
-def _prepared(path: Path, prepare: Callable[[Connection], None], space: Space) -> Connection:
+def _open_prepared(path: Path, prepare: Callable[[Connection], None], space: Space) -> Connection:
     if sqlite3.sqlite_version_info < _SQLITE_MIN:
         raise SqliteTooOld(f"SQLite {sqlite3.sqlite_version} is too old: 3.37 is needed")
     with ExitStack() as on_failure:

@@ -286,9 +286,9 @@ class TransactionCommitter:
             # Another process holds the write lock. The writer thread waits for it, because the
             # Trio thread must not block.
             start = partial(self._executor.start_when_unlocked, is_locked=is_busy)
-            self._start(start, self._begin_immediate, self._begun)
+            self._start(start, self._begin_immediate, self._run_group)
         else:
-            self._begun(beginning)
+            self._run_group(beginning)
 
     def _take_group(self) -> list[_Waiter]:
         """Returns the next group, early writes first.
@@ -304,7 +304,7 @@ class TransactionCommitter:
         first = self._groups.first
         return first is not None and first.write.runs_alone
 
-    def _begun(self, beginning: outcome.Outcome[Any]) -> None:
+    def _run_group(self, beginning: outcome.Outcome[Any]) -> None:
         if isinstance(beginning, outcome.Error):
             self._end(beginning)
             return

@@ -304,12 +304,16 @@ def apply_settles(connection: sqlite3.Connection, settles: Sequence[SettleChange
         for (key, guard), total in sums.items()
     }
     return [
-        result if isinstance(result, Stale | Missing) else _applied(settle, result, counters)
+        result
+        if isinstance(result, Stale | Missing)
+        else _applied_verdict(settle, result, counters)
         for settle, result in zip(settles, results, strict=True)
     ]
 
 
-def _applied(settle: SettleChange, task: Row | None, counters: dict[AnyKey, Row | bool]) -> Applied:
+def _applied_verdict(
+    settle: SettleChange, task: Row | None, counters: dict[AnyKey, Row | bool]
+) -> Applied:
     counter = counters[settle.count.key]
     assert not isinstance(counter, bool), "a gate that was open a moment ago"
     return Applied((task, counter))

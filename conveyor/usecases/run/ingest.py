@@ -151,7 +151,7 @@ async def _chunks_of_list(
         async for specs, cursor in groups:
             chunk = ingestion.chunk_of_specs(batch, run, specs, cursor=str(cursor), now=env.now())
             yield chunk
-            batch = _advanced(batch, chunk)
+            batch = _advance(batch, chunk)
 
 
 async def _chunks_of_upload(
@@ -175,7 +175,7 @@ async def _chunks_of_upload(
                 cursor = str(behind)
                 chunk = ingestion.chunk_of_specs(batch, run, specs, cursor=cursor, now=env.now())
                 yield chunk
-                batch = _advanced(batch, chunk)
+                batch = _advance(batch, chunk)
 
 
 async def _groups(
@@ -210,10 +210,10 @@ async def _chunks_of_rows(
             if rows:
                 chunk = ingestion.chunk_of_rows(batch, run, rows, now=env.now())
                 yield chunk
-                batch = _advanced(batch, chunk)
+                batch = _advance(batch, chunk)
 
 
-def _advanced(batch: Batch, chunk: Chunk) -> Batch:
+def _advance(batch: Batch, chunk: Chunk) -> Batch:
     """Returns the batch as it is after the chunk is written."""
     return msgspec.structs.replace(batch, **chunk.values)
 

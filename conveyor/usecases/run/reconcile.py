@@ -258,7 +258,11 @@ async def _claim(env: Context, intent: DeletionIntent, claim_s: float) -> Deleti
     """Claims a deletion until the claim lapses; then it is due again, so a lost process costs only
     time. Returns None if another process was faster."""
     change = Change(
-        (Update(ScrubKey(intent.scrub_id), _unchanged(intent), {"due_at": env.now() + claim_s}),)
+        (
+            Update(
+                ScrubKey(intent.scrub_id), _unchanged_guard(intent), {"due_at": env.now() + claim_s}
+            ),
+        )
     )
     verdict = await env.commit(change)
     if not isinstance(verdict, Applied):
@@ -268,7 +272,7 @@ async def _claim(env: Context, intent: DeletionIntent, claim_s: float) -> Deleti
     return row
 
 
-def _unchanged(intent: DeletionIntent) -> Guard:
+def _unchanged_guard(intent: DeletionIntent) -> Guard:
     return Guard(equals=(("passes_left", intent.passes_left), ("due_at", intent.due_at)))
 
 
@@ -310,7 +314,7 @@ async def _close_queues(env: Context, intent: DeletionIntent) -> None:
 
 
 def _next_pass(env: Context, intent: DeletionIntent) -> Change:
-    key, seen = ScrubKey(intent.scrub_id), _unchanged(intent)
+    key, seen = ScrubKey(intent.scrub_id), _unchanged_guard(intent)
     # The second pass removes what a worker wrote during the first: a fetch that had begun can still
     # store its body until its deadline and claim end.
     if intent.passes_left > 1:

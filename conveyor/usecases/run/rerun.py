@@ -68,7 +68,7 @@ async def count_matching(env: Context, run: Run, source: RowsOf) -> RerunCount:
     """Counts the matching tasks exactly. The counters suffice unless hosts are given, which only
     the rows contain."""
     if source.hosts is None:
-        chosen = _counted(await totals_of(env, run), run, source)
+        chosen = _count_from(await totals_of(env, run), run, source)
     else:
         chosen = RerunCount()
         async with aclosing(pages_of(env, run)) as pages:
@@ -89,7 +89,7 @@ def count_row(chosen: RerunCount, row: Task, source: RowsOf) -> bool:
     return is_restarted
 
 
-def _counted(totals: Totals, run: Run, source: RowsOf) -> RerunCount:
+def _count_from(totals: Totals, run: Run, source: RowsOf) -> RerunCount:
     """Counts from the counters. All unfinished tasks of an ended run count as pending, whatever
     their rows contain."""
     unfinished = run.total - totals.done
@@ -217,11 +217,11 @@ async def _from_sources(env: Context, job: Job, previous: Run, run_id: RunId) ->
     total = sum(batch.total for batch in batches)
     run = _next_run(env, job, previous, run_id, path=AdmissionMode.LATER)
     run = msgspec.structs.replace(run, planned=total, retried=total, open_batches=len(batches))
-    renewed = [_renewed(batch, run, previous) for batch in batches]
+    renewed = [_batch_for(batch, run, previous) for batch in batches]
     return await _start(env, job, run, renewed, [])
 
 
-def _renewed(batch: Batch, run: Run, previous: Run) -> Batch:
+def _batch_for(batch: Batch, run: Run, previous: Run) -> Batch:
     """Returns the batch for the new run: over the rows if all are there, otherwise over its source
     from the start."""
     source: Source | None = batch.source

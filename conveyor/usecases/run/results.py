@@ -245,16 +245,16 @@ def run_instant(env: Context, run: Run) -> float | None:
 
 def refuse_expired(expiries: ResultExpiry, task: Task) -> None:
     if expiries.is_over(task):
-        raise ResultExpired(f"The result was kept until {_shown(expiries.instant_of(task))}.")
+        raise ResultExpired(f"The result was kept until {_iso_time(expiries.instant_of(task))}.")
 
 
 def refuse_expired_run(env: Context, run: Run) -> None:
     instant = run_instant(env, run)
     if instant is not None and instant <= env.now():
-        raise ResultExpired(f"The results of the run were kept until {_shown(instant)}.")
+        raise ResultExpired(f"The results of the run were kept until {_iso_time(instant)}.")
 
 
-def _shown(instant: float) -> str:
+def _iso_time(instant: float) -> str:
     return datetime.fromtimestamp(int(instant), UTC).isoformat().replace("+00:00", "Z")
 
 
@@ -278,7 +278,7 @@ async def whole_body(
     """Returns the body, checked against its length and digest. Raises NotFound if there is none.
     Raises ResultDamaged, at once or at the end of the stream, if it differs."""
     body = await open_stream(env, key, absent=absent)
-    pieces = _checked(body, size_bytes, sha256)
+    pieces = _verify(body, size_bytes, sha256)
     if size_bytes > CHECKED_BYTES_MAX:
         return pieces
     return _single(b"".join([piece async for piece in pieces]))
@@ -322,7 +322,7 @@ async def _with_first(
         await rest.aclose()
 
 
-async def _checked(
+async def _verify(
     pieces: AsyncGenerator[bytes, None], size_bytes: int, sha256: str
 ) -> AsyncGenerator[bytes, None]:
     digest, seen_bytes, held = hashlib.sha256(), 0, b""
@@ -541,7 +541,7 @@ async def body_of(env: Context, result: Result) -> AsyncGenerator[bytes, None]:
 def link_token(env: Context, run: Run, task: Task) -> str:
     """Makes the token with which the URL of a body works without an API key for
     RESULT_URL_TTL_S."""
-    what = _linked(run.job_id, run.run_id, task.task_id)
+    what = _link_subject(run.job_id, run.run_id, task.task_id)
     return make_token(env, what, purpose="result", until=env.now() + limits.RESULT_URL_TTL_S)
 
 
@@ -557,7 +557,7 @@ async def run_by_link(
     """Returns the run of a signed link. Raises NotFound if the token is not valid or the caller's
     key is not accepted any more."""
     absent = "There is no such task."
-    what = _linked(job_id, run_id, task_id)
+    what = _link_subject(job_id, run_id, task_id)
     # Before any read: a request without a valid token costs no call to the store.
     check_token(env, token, what, purpose="result", absent=absent)
     job, run = await visible_run(env, JobId(job_id), RunId(run_id), absent=absent)
@@ -566,7 +566,7 @@ async def run_by_link(
     return job, run
 
 
-def _linked(job_id: str, run_id: str, task_id: str) -> str:
+def _link_subject(job_id: str, run_id: str, task_id: str) -> str:
     return f"{job_id}/{run_id}/{task_id}"
 
 

@@ -104,8 +104,8 @@ async def publish_reports(
     env: Context, presence: WorkerReport, sightings: Mapping[RunId, RunReport]
 ) -> None:
     """Publishes that this process is alive, and what it knows about its runs."""
-    marks = {WORKERS: _encoded(presence)}
-    marks |= {run_id: _encoded(report) for run_id, report in sightings.items()}
+    marks = {WORKERS: _encode(presence)}
+    marks |= {run_id: _encode(report) for run_id, report in sightings.items()}
     await env.coordinator.put_status(env.process_id, marks, ttl_s=limits.STATUS_TTL_S)
 
 
@@ -116,21 +116,21 @@ async def withdraw_reports(env: Context) -> None:
 
 async def leave_abandoned(env: Context, run_id: RunId, count: int) -> None:
     """Publishes how many calls of the run the gateway continues, for the receipt of a stop."""
-    marks = {_abandoned(run_id): str(count)}
+    marks = {_abandoned_name(run_id): str(count)}
     # No call lasts longer than SCRAPE_DEADLINE_S, so the report may then age out.
     await env.coordinator.put_status(env.process_id, marks, ttl_s=limits.SCRAPE_DEADLINE_S)
 
 
 async def count_abandoned(env: Context, run_id: RunId) -> int:
     """Returns how many calls of the run were interrupted recently, over all processes."""
-    return sum(map(int, await env.coordinator.list_status(_abandoned(run_id))))
+    return sum(map(int, await env.coordinator.list_status(_abandoned_name(run_id))))
 
 
-def _abandoned(run_id: RunId) -> str:
+def _abandoned_name(run_id: RunId) -> str:
     return f"abandoned-{run_id}"
 
 
-def _encoded(value: msgspec.Struct) -> str:
+def _encode(value: msgspec.Struct) -> str:
     return msgspec.json.encode(value).decode()
 
 

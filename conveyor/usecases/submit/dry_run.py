@@ -218,7 +218,7 @@ class _PretendedBlobs:
         # The use case reads its copy, which does not exist in a dry run.
         self._originals[to] = key
         async with aclosing(self.open(key)) as pieces:
-            return await self.put_stream(to, _bounded(pieces, to, bytes_max))
+            return await self.put_stream(to, _limit_bytes(pieces, to, bytes_max))
 
     async def open(self, key: str, *, start: int = 0) -> AsyncGenerator[bytes, None]:
         original = self._originals.get(key, key)
@@ -230,7 +230,7 @@ class _PretendedBlobs:
         return 0
 
 
-async def _bounded(
+async def _limit_bytes(
     pieces: AsyncIterable[bytes], key: str, bytes_max: int | None
 ) -> AsyncGenerator[bytes, None]:
     seen_bytes = 0

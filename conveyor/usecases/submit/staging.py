@@ -130,11 +130,11 @@ async def stage(
 ) -> StagedList:
     """Stores the list where ingest will read it, whole and durable."""
     key = source_key(job_id, run_id, batch_id)
-    await env.blobs.put(key, list(_encoded(specs)))
+    await env.blobs.put(key, list(_encode(specs)))
     return StagedList(key=key, origin_run_id=run_id, origin_batch_id=batch_id)
 
 
-def _encoded(specs: Sequence[TaskSpec]) -> Iterator[bytes]:
+def _encode(specs: Sequence[TaskSpec]) -> Iterator[bytes]:
     for start in range(0, len(specs), limits.CHUNK_TASKS):
         yield _ENCODER.encode_lines(specs[start : start + limits.CHUNK_TASKS])
 
@@ -169,7 +169,7 @@ class StreamingValidator:
 
     def take(self, drafts: Sequence[TaskDraft]) -> bytes:
         """Returns these lines in the format that ingest reads."""
-        specs = [self._judged(index, draft) for index, draft in enumerate(drafts, self.count)]
+        specs = [self._check(index, draft) for index, draft in enumerate(drafts, self.count)]
         self.count += len(drafts)
         return _ENCODER.encode_lines(specs)
 
@@ -196,7 +196,7 @@ class StreamingValidator:
         """Raises GrowsTooMuch if the list needs far more storage than the bytes that were sent."""
         check_growth(bytes_sent, tasks_count=self.count, bad_count=self._invalid_count)
 
-    def _judged(self, index: int, draft: TaskDraft) -> TaskSpec:
+    def _check(self, index: int, draft: TaskDraft) -> TaskSpec:
         try:
             spec = check(self._env, self._job, index, draft)
         except Refusal as refusal:

@@ -159,7 +159,7 @@ MUTANTS = (
         window=51,
         invariants=(17,),
         what="A task is claimed though somebody has a live claim on it.",
-        apply=swapping("conveyor.domain.run.settlement:_taken", _though_it_is_held),
+        apply=swapping("conveyor.domain.run.settlement:_claim_update", _though_it_is_held),
     ),
     Mutant(
         name="tries_not_counted",

@@ -116,7 +116,7 @@ class ResolvedAccess:
             if trio.current_time() < self._check_at:
                 return
             try:
-                self._keys = await _in_thread(_frozen, self._source)
+                self._keys = await _in_thread(_freeze, self._source)
             except NoResponse as error:
                 # A failed renewal is no outage while the present keys are valid.
                 if not self._are_good():
@@ -132,7 +132,7 @@ async def find_access(now: Callable[[], float], region: str | None = None) -> Re
     region = session.get_config_variable("region")
     if source is None or region is None:
         raise NoResponse("no AWS credentials or region could be found", was_sent=False)
-    keys = await _in_thread(_frozen, source)
+    keys = await _in_thread(_freeze, source)
     return ResolvedAccess(session, region, source, keys, now, _check_at=trio.current_time())
 
 
@@ -155,7 +155,7 @@ def _resolve(region: str | None) -> tuple[Any, Any]:
     return session, session.get_credentials()
 
 
-def _frozen(source: Any) -> Credentials:
+def _freeze(source: Any) -> Credentials:
     keys = source.get_frozen_credentials()
     # Only renewable keys have an expiry, and botocore has no public name for it.
     until = getattr(source, "_expiry_time", None)

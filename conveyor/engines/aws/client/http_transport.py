@@ -84,8 +84,8 @@ _UNSENT = (
     OutOfResources,
     TlsFailed,
 )
-# Codes that a wrong clock may cause. Some of them also mean wrong keys, so `_unskewed` compares the
-# clocks before it believes them.
+# Codes that a wrong clock may cause. Some of them also mean wrong keys, so `_correct_skew` compares
+# the clocks before it believes them.
 _SKEW_CODES = frozenset(
     {
         "InvalidSignatureException",
@@ -145,7 +145,7 @@ class HttpTransport:
                     raise self._s3_error(incoming.status, incoming.headers, received)
                 self.traffic.sent_bytes += upload.size_bytes if upload else len(body or b"")
                 answer = s3_protocol.answer_of(operation, incoming.headers, b"")
-                yield {**answer, "Body": self._counted(incoming)}
+                yield {**answer, "Body": self._count_received(incoming)}
         except FetchFailed as error:
             raise _no_answer(error) from error
 
@@ -185,7 +185,7 @@ class HttpTransport:
             ("x-amz-target", _TARGETS[service] + operation),
         ]
         scope = await self._scope(service)
-        headers = self._signed("POST", target, "", headers, payload_hash(body), scope)
+        headers = self._sign("POST", target, "", headers, payload_hash(body), scope)
         request = Request(
             method="POST",
             target=target,
@@ -223,7 +223,7 @@ class HttpTransport:
         headers = [("x-amz-content-sha256", payload), *s3_protocol.headers_of(operation, params)]
         if body:
             headers += s3_protocol.body_headers(name, body)
-        headers = self._signed(operation.method, target, query, headers, payload, scope)
+        headers = self._sign(operation.method, target, query, headers, payload, scope)
         if query:
             path = f"{target.path_and_query}?{query}"
             target = Target(target.scheme, target.host, target.port, path)
@@ -252,7 +252,7 @@ class HttpTransport:
         name = _SIGNED_AS.get(service, service)
         return Scope(name, self.access.region, await self.access.credentials())
 
-    def _signed(
+    def _sign(
         self,
         method: str,
         target: Target,
@@ -279,7 +279,7 @@ class HttpTransport:
         self.traffic.received_bytes += len(response.body)
         return response.status, response.headers, response.body
 
-    async def _counted(self, incoming: StreamingResponse) -> AsyncGenerator[bytes, None]:
+    async def _count_received(self, incoming: StreamingResponse) -> AsyncGenerator[bytes, None]:
         try:
             async for piece in incoming:
                 self.traffic.received_bytes += len(piece)
@@ -296,16 +296,16 @@ class HttpTransport:
         code = str(said.get("__type", status)).rpartition("#")[2].partition(":")[0]
         message = said.get("message") or said.get("Message") or ""
         reasons = [reason.get("Code") or "None" for reason in said.get("CancellationReasons") or ()]
-        code = self._unskewed(code, headers)
+        code = self._correct_skew(code, headers)
         return AwsError(code, message, status=status, reasons=reasons)
 
     def _s3_error(self, status: int, headers: Headers, body: bytes) -> AwsError:
         code, message = s3_protocol.error_of(status, body)
         # S3 sent 200 and then an error in the body: the outcome is unknown, as after a 500.
         status = 500 if status == 200 else status
-        return AwsError(self._unskewed(code, headers), message, status=status)
+        return AwsError(self._correct_skew(code, headers), message, status=status)
 
-    def _unskewed(self, code: str, headers: Headers) -> str:
+    def _correct_skew(self, code: str, headers: Headers) -> str:
         """Corrects `skew_s` from the answer's `Date` if the clocks differ.
 
         Returns the code to report: RequestTimeTooSkewed, which is retried, if the skew was

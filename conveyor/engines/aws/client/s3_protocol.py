@@ -182,7 +182,7 @@ def _from_headers(
         field = _ANSWER_HEADERS.get(name)
         text = value.decode("latin-1")
         if field is not None and (not is_written or field in {"ETag", "VersionId"}):
-            answer[field] = _typed(field, text)
+            answer[field] = _header_value(field, text)
         elif name.startswith(_META.encode()):
             metadata[name.decode()[len(_META) :]] = text
     if not is_written:
@@ -190,7 +190,7 @@ def _from_headers(
     return answer
 
 
-def _typed(field: str, text: str) -> Any:
+def _header_value(field: str, text: str) -> Any:
     if field == "ContentLength":
         return int(text)
     return parsedate_to_datetime(text) if field == "LastModified" else text

@@ -102,7 +102,7 @@ async def _check_step(table: Table, chunk: Chunk) -> tuple[Stale | Missing | Non
 
 def _is_counted(chunk: Chunk, counted: int | None) -> bool:
     """A step without tasks adds no counts, but still sets `counted`."""
-    return counted is not None and counted >= _reached(chunk)
+    return counted is not None and counted >= _counted_after(chunk)
 
 
 def _counter_items(table: str, chunk: Chunk, counted: int | None) -> list[dict[str, Params]]:
@@ -123,7 +123,7 @@ def _left_to_count(chunk: Chunk, counted: int | None) -> dict[int, dict[str, int
 
 def _note_counted(table: str, chunk: Chunk, counted: int | None) -> Params:
     expression = Expression(chunk.key)
-    there = expression.value(to_attribute(_reached(chunk)))
+    there = expression.value(to_attribute(_counted_after(chunk)))
     # The condition compares `counted` with the value that was read: of two workers that run the
     # same step only one adds the counts.
     unmoved = f"attribute_not_exists({COUNTED})"
@@ -136,6 +136,6 @@ def _note_counted(table: str, chunk: Chunk, counted: int | None) -> Params:
     )
 
 
-def _reached(chunk: Chunk) -> int:
+def _counted_after(chunk: Chunk) -> int:
     """Returns the value of `counted` after this step."""
     return chunk.done_before + len(chunk.tasks)

@@ -264,9 +264,9 @@ class Expression:
             facts.append(f"{self._name('status')} IN ({', '.join(marks)})" if marks else nowhere)
         facts += [self._equals(name, value) for name, value in guard.equals]
         if guard.lapsed is not None:
-            facts.append(self._compared(guard.lapsed[0], "<", guard.lapsed[1]))
+            facts.append(self._comparison(guard.lapsed[0], "<", guard.lapsed[1]))
         if guard.at_least is not None:
-            facts.append(self._compared(guard.at_least[0], ">=", guard.at_least[1]))
+            facts.append(self._comparison(guard.at_least[0], ">=", guard.at_least[1]))
         return facts
 
     def _equals(self, name: str, value: Any) -> str:
@@ -279,7 +279,7 @@ class Expression:
             return f"(attribute_not_exists({self._name(name)}) OR {equal})"
         return equal
 
-    def _compared(self, name: str, sign: str, bound: float) -> str:
+    def _comparison(self, name: str, sign: str, bound: float) -> str:
         fact = f"{self._name(name)} {sign} {self.value(to_attribute(bound))}"
         # A missing attribute has its default. DynamoDB compares nothing with a missing attribute,
         # so the default is compared here.

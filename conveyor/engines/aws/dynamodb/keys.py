@@ -140,7 +140,7 @@ def _in_bucket(kind: str, name: str, label: str = "") -> Callable[[Fields], str]
     return lambda row: f"{kind}#{row[label] if label else ''}#{bucket_of(kind, row[name])}"
 
 
-def _timed(
+def _index_by_time(
     kind: str, due: str, *names: str, label: str = "", index: Index = BY_TIME
 ) -> tuple[Derived, ...]:
     """Orders a kind in an index by an instant, then by `names`. Rows without the instant are not
@@ -163,7 +163,7 @@ def external(caller_id: str, name: str) -> str:
     return f"External#{caller_id}#{name}"
 
 
-def _owned(row: Fields) -> str | None:
+def _job_of(row: Fields) -> str | None:
     return None if row["job_id"] is None else job(row["job_id"])
 
 
@@ -181,20 +181,20 @@ DERIVED: dict[type, tuple[Derived, ...]] = {
         Derived(BY_TIME.sk, _FIXED, lambda row: _external(row) and row["job_id"]),
     ),
     RunKey: (
-        *_timed("Run", "updated_at", "run_id", label="status"),
+        *_index_by_time("Run", "updated_at", "run_id", label="status"),
         # No query finds runs by their owner, so runs use that index for a second instant.
-        *_timed("Expiry", "sweep_at", "run_id", index=BY_OWNER),
+        *_index_by_time("Expiry", "sweep_at", "run_id", index=BY_OWNER),
     ),
-    BatchKey: _timed("Batch", "updated_at", "run_id", "batch_id", label="status"),
-    NoticeKey: _timed("Notice", "due_at", "notice_id", label="status"),
-    ScrubKey: _timed("Scrub", "due_at", "scrub_id"),
-    ScheduleKey: _timed("Schedule", "next_fire_at", "job_id", label="status"),
-    ExportKey: _timed("Export", "due_at", "export_id"),
-    InputKey: _timed("Input", "expires_at", "input_id"),
-    RecordKey: _timed("Key", "expires_at", "key_id"),
+    BatchKey: _index_by_time("Batch", "updated_at", "run_id", "batch_id", label="status"),
+    NoticeKey: _index_by_time("Notice", "due_at", "notice_id", label="status"),
+    ScrubKey: _index_by_time("Scrub", "due_at", "scrub_id"),
+    ScheduleKey: _index_by_time("Schedule", "next_fire_at", "job_id", label="status"),
+    ExportKey: _index_by_time("Export", "due_at", "export_id"),
+    InputKey: _index_by_time("Input", "expires_at", "input_id"),
+    RecordKey: _index_by_time("Key", "expires_at", "key_id"),
     EventKey: (
-        Derived(BY_OWNER.pk, _FIXED, _owned),
-        Derived(BY_OWNER.sk, _FIXED, lambda row: _owned(row) and _event_place(row)),
+        Derived(BY_OWNER.pk, _FIXED, _job_of),
+        Derived(BY_OWNER.sk, _FIXED, lambda row: _job_of(row) and _event_place(row)),
         Derived(BY_TIME.pk, frozenset({"seq"}), _placing),
         Derived(BY_TIME.sk, _FIXED, lambda row: f"{stamp(row['occurred_at'])}#{row['event_id']}"),
     ),

@@ -272,11 +272,11 @@ async def _find(table: Table, query: AnyQuery) -> list[Any]:
         case RunsIn():
             return await _runs_in(table, query)
         case _:
-            ranges, row_type, passes = _asked(query)
+            ranges, row_type, passes = _plan_of(query)
             return await _matching(table, ranges, row_type, query.limit, passes)
 
 
-def _asked(query: DueQuery) -> tuple[list[Range], type[msgspec.Struct], Passes]:
+def _plan_of(query: DueQuery) -> tuple[list[Range], type[msgspec.Struct], Passes]:
     """Returns the index ranges of a query, its row type, and the test that a row must pass."""
     match query:
         case BatchesIn(statuses=statuses, idle_since=by):
