@@ -17,9 +17,9 @@ from typing import TypeVar
 
 import trio
 
-from conveyor.domain.backoff import backoff_s
 from conveyor.domain.ids import CallerId, NoticeId
 from conveyor.domain.model import Notice
+from conveyor.domain.timing import backoff_s
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.webhook_sender import WebhookSender
 from conveyor.telemetry import Metrics

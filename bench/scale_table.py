@@ -73,7 +73,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def limit(self) -> tuple[str, str]:
-        """What is nearest to its end, and what lifts it."""
+        """The resource that is nearest to its limit, and the change that raises the limit."""
         load, what, lift = self.shared
         return (what, lift) if load > self.slots_busy else SLOTS
 

@@ -11,7 +11,7 @@ import msgspec
 
 RESULTS = Path(__file__).parent / "results"
 WIDTH, BAR, GAP, LEFT, TOP = 760, 22, 8, 210, 34
-PLAIN, NOTED = 120, 430  # What is left for the text behind the longest bar.
+PLAIN, NOTED = 120, 430  # The width left for the text behind the longest bar.
 COLOURS = ("#8a94a6", "#2f6f8f", "#3f9f6f", "#c9803f", "#b0524f", "#7a5fa0")
 
 

@@ -4,7 +4,7 @@ One job of one URL, with a webhook and an Idempotency-Key, on the embedded engin
 engine with Redis over the models of their services. The API, the scraped site and the receiver of
 the webhook are real sockets; the last two and the client are not traced.
 
-What is counted: each function in conveyor/ and actors/ that is called or resumed from the moment
+The walk counts each function in conveyor/ and actors/ that is called or resumed from the moment
 the client sends the POST until the webhook is delivered, the results and the body are read, and
 nothing is left to do. A file counts once, a function once. Not counted: the simulator, which is
 where the models are; bodies of modules and classes, which run at import; and the actors in

@@ -37,7 +37,6 @@ from actors.poller.permit import (
 from actors.runtime import Inbox, bounded_cleanup
 from actors.status_reporter import WaitStatus
 from conveyor.domain import limits
-from conveyor.domain.backoff import backoff_s
 from conveyor.domain.backpressure.permits import bounce_delay_s, cooldown_s, idle_s
 from conveyor.domain.budget import Price, Unit
 from conveyor.domain.changes import RunKey
@@ -45,6 +44,7 @@ from conveyor.domain.lifecycle import RUN_LIVE, accepts_settles
 from conveyor.domain.model import Job, PauseState, Run
 from conveyor.domain.run.settlement import Claim, Claimed, Throttled
 from conveyor.domain.run.wait_reason import WaitReason
+from conveyor.domain.timing import backoff_s
 from conveyor.ports.errors import QueueGone, Unavailable
 from conveyor.ports.queue import Message
 from conveyor.telemetry import Metrics

@@ -7,7 +7,7 @@ import hashlib
 
 import msgspec
 
-from conveyor.domain import clock_step, limits
+from conveyor.domain import limits, timing
 from conveyor.domain.changes import Change, Guard, Insert, RecordKey, Update
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.ids import CallerId
@@ -129,7 +129,7 @@ def claim_key(
 
 def _is_unreal(record: IdempotencyRecord, now: float) -> bool:
     """Whether its claim was made by a clock that was ahead of the current one."""
-    return clock_step.is_unreal(record.claimed_until, now=now, ttl_s=limits.IDEMPOTENCY_CLAIM_S)
+    return timing.is_unreal(record.claimed_until, now=now, ttl_s=limits.IDEMPOTENCY_CLAIM_S)
 
 
 def answer(request: Request, status: int, body: str) -> Change:

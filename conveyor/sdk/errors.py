@@ -12,7 +12,7 @@ from http import HTTPStatus
 
 import msgspec
 
-from conveyor.domain.backoff import backoff_s
+from conveyor.domain.timing import backoff_s
 from conveyor.schemas.responses import FieldError, JobResponse, ProblemResponse, RunResponse
 
 # The code of an ApiError whose response was not from this API.

@@ -36,7 +36,7 @@ class JumpClock(trio.abc.Clock):
         return self._now
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
-        # What was asked for through `run_sync_soon` is due now, but not in Trio's run queue yet.
+        # Calls of `run_sync_soon` are due now, but are not in Trio's run queue yet.
         if not _run.GLOBAL_RUN_CONTEXT.runner.entry_queue.size():
             if deadline == math.inf:
                 raise Deadlock

@@ -61,7 +61,7 @@ OnEvent = Callable[[StateChange, Any], Iterable[str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkers:
-    """Who is asked when. Each answers what is wrong, in sentences; nothing if all is well."""
+    """The checkers of each occasion. A checker yields one sentence per violation."""
 
     on_write: Sequence[OnWrite] = ()
     on_ack: Sequence[OnEvent] = ()

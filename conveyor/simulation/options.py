@@ -135,7 +135,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def calls_max(self) -> int:
-        """Whoever asks engines for more makes no headway. Who asked for more hours has more."""
+        """Calls of engines after which a world makes no progress. Longer worlds may make more."""
         return round(CALLS_MAX * max(1.0, self.safety_s / max(SAFETY_S)))
 
     @property

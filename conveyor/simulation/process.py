@@ -168,7 +168,7 @@ class Process:
             self._lose_helpers()
 
     def _lose_helpers(self) -> None:
-        """Who helped hears the owner hang up."""
+        """Stops the helper processes: their owner has closed its connection."""
         if self.role == "dev":
             for process in self.stage.processes:
                 if process.role == "helper":
@@ -186,7 +186,7 @@ class Process:
                     await self._do_its_part(world)
                 await self._finish_requests()
             finally:
-                self._nursery = None  # Nobody may knock while it closes.
+                self._nursery = None  # No client may connect while it closes.
             nursery.cancel_scope.cancel()
 
     async def _do_its_part(self, world: Runtime) -> None:

@@ -1,10 +1,9 @@
-"""Moods: what some worlds are like as a whole, whatever faults they have
-(docs/simulator.md, Profiles).
+"""Profiles: properties of a whole world, beside its faults (docs/simulator.md, Profiles).
 
-One in eight is spared: nothing happens there to engines, processes or clocks. What is done twice or
-late in such a world has no excuse. In others keys and exports lapse while somebody is at work on
-them, one missed beat is enough to lose a claim, or lists may not be long. In every other world
-clients hardly pause; in every other one they have a temper, and do some things far more often.
+One world in eight has no faults of engines, processes or clocks, so that nothing there may happen
+twice or late. In other worlds keys and exports lapse while a process works on them, one missed
+heartbeat is enough to lose a claim, or lists must be short. In every second world clients hardly
+pause; in every second one they do some things far more often.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Canaries: the secrets that clients hand over. Whoever finds the mark of one where it does not
-belong has found a leak (I45)."""
+"""Markers: the secrets that clients send. A checker that finds a marker where it does not belong
+has found a leak (I45)."""
 
 from __future__ import annotations
 

@@ -213,7 +213,7 @@ class _Simulation:
         chaos.end()
 
     async def _liveness(self, stage: SimContext, clients: list[Client]) -> None:
-        for resumes in (False, True):  # Whoever is paused keeps nobody else waiting.
+        for resumes in (False, True):  # First without the paused processes.
             if not await self._all_ended(stage, clients, resumes=resumes):
                 return
         if any([await ask_again(client) for client in clients]):

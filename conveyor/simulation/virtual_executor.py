@@ -1,4 +1,4 @@
-"""The hands of the embedded engine where there are no threads: work is done on the spot, later."""
+"""The executor of the embedded engine without threads: work runs inline, after a short delay."""
 
 from __future__ import annotations
 

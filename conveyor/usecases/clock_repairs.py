@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from conveyor.domain import clock_step, limits, schedule_trigger
+from conveyor.domain import limits, schedule_trigger, timing
 from conveyor.domain.changes import Change, Guard, ScrubKey, Update
 from conveyor.domain.export import progress
 from conveyor.domain.ids import RunId
@@ -56,7 +56,7 @@ def _delete_sooner(intent: DeletionIntent, now: float) -> Change | None:
     """Returns the change for a deletion that is due too far ahead. The two passes are minutes
     apart; after them the tombstone waits for TOMBSTONE_TTL_S."""
     ttl_s = limits.SECOND_DELETION_PASS_S if intent.passes_left else limits.TOMBSTONE_TTL_S
-    if not clock_step.is_unreal(intent.due_at, now=now, ttl_s=ttl_s):
+    if not timing.is_unreal(intent.due_at, now=now, ttl_s=ttl_s):
         return None
     seen = Guard(equals=(("passes_left", intent.passes_left), ("due_at", intent.due_at)))
     due_at = now if intent.passes_left else now + ttl_s
@@ -70,9 +70,7 @@ async def batches_from_ahead(env: Context) -> list[Batch]:
     now = env.now()
     query = BatchesIn(statuses=statuses, idle_since=now + _AHEAD_S, limit=_ROWS_MAX)
     batches = await env.store.find(query)
-    return [
-        batch for batch in batches if clock_step.is_unreal(batch.updated_at, now=now, ttl_s=0.0)
-    ]
+    return [batch for batch in batches if timing.is_unreal(batch.updated_at, now=now, ttl_s=0.0)]
 
 
 async def realign_schedules(env: Context) -> int:

@@ -33,7 +33,7 @@ class Heard:
 
 @dataclass(slots=True)
 class Internet:
-    """Every address leads here. Who listens at a path may be down, slow, or fine."""
+    """Every address leads here. The receiver at a path may be down, slow, or fine."""
 
     clock: Clock
     nursery: trio.Nursery

@@ -238,7 +238,7 @@ async def test_a_restart_forgets_nothing_that_was_not_delivered(autojump_clock: 
     async with notifying(world) as internet:
         await trio.sleep(2 * limits.WEBHOOK_CLAIM_S)
 
-    # What was under way at the end is told twice at most, under the same id.
+    # A delivery that was under way at the end is repeated at most once, under the same id.
     arrived = {heard.event_id for heard in (*first, *internet.taken)}
     assert arrived == {each.notice_id for each in notices}
     assert 0 < len(first) < len(notices)

@@ -41,7 +41,7 @@ SECRET = b"s" * 32
 
 
 class SilentSignals:
-    """Nobody works here: signals go nowhere, and there is nothing to tear down."""
+    """A world without workers: signals go nowhere, and there is nothing to tear down."""
 
     async def run_changed(self, job_id: JobId, run_id: RunId) -> None: ...
 

@@ -1,6 +1,6 @@
-"""Stories: what a client does with a server that may die at any moment, told to their end.
+"""Scenarios: what a client does with a server that may die at any moment, until the end.
 
-What is asked for less often is in `side_stories.py`.
+Rare requests are in `rare_scenarios.py`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ SMALL = (0, 1, 2, FLAKY, MISSING)
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """What is told; `first_deaths` are died before the one that is asked for. `environ` may name
-    the `{port}` of the site."""
+    """A scenario. The server dies `first_deaths` times before the requested death. `environ` may
+    name the `{port}` of the site."""
 
     tell: Callable[[Client], None]
     jobs_count: int = 1

@@ -47,7 +47,7 @@ def test_over_a_rough_network_every_task_still_ends_once(
             assert answer.status_code in {201, 202, 409, 503}, answer.text
             return str(answer.json()["job_id"]) if answer.is_success else None
 
-        # Who was cut off may not come to letting go of its key, which then lapses by itself.
+        # A call that was cut off may not release its key, which then lapses by itself.
         job_id = until("the job", submitted, deadline_s=2 * limits.IDEMPOTENCY_CLAIM_S, every_s=1.0)
         until("half", lambda: _completed(client, job_id) > PAGES // 2 or None, deadline_s=200)
         for proxy in proxies.values():

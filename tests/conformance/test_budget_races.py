@@ -17,7 +17,7 @@ CAP = BudgetCap(Unit.CREDITS, 100)
 async def test_a_cap_is_never_lowered_below_what_was_taken_since_it_was_read(
     store: Store, lowered_to: int, is_applied: bool
 ) -> None:
-    """Who lowers a cap read the budget whole; before the write a worker took 60 of it."""
+    """The caller reads a full budget and lowers its cap; before the write a worker reserves 60."""
     job, run = a_job(active_run_id=RUN, budget=CAP), a_run(budget=CAP)
     seen = a_budget(cap=100, left=100)
     await keep(store, job, run, seen)

@@ -60,7 +60,7 @@ def some_pages(think_s: float = 0.05) -> Iterator[Pages]:
             try:
                 super().handle()
             except OSError:
-                return  # Whoever asked was killed, or hung up.
+                return  # The client was killed, or closed the connection.
 
     class Server(ThreadingHTTPServer):
         daemon_threads = False

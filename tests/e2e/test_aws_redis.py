@@ -33,7 +33,7 @@ def test_a_run_goes_on_without_redis_and_when_it_is_back(
             until("work with Redis", lambda: pages.asked.total() >= 800 or None)
             redis.close()
             until("it to be missed", lambda: _all_say(cloud, workers, AWAY))
-            # What was under way when it went is on top for a moment: that much is let go by.
+            # Fetches that were under way at the outage count on top for a moment and are allowed.
             begun = pages.asked.total()
             until("older pages to end", lambda: pages.asked.total() >= begun + 3 * CAP or None)
             pages.inflight_max = 0

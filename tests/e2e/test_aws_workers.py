@@ -31,7 +31,7 @@ def cloud(request: pytest.FixtureRequest, redis: str, tmp_path: Path) -> Iterato
 
 @dataclass(slots=True)
 class Aftermath:
-    """What was seen of a run that lost two of its three workers half-way."""
+    """The observations of a run that lost two of its three workers half-way."""
 
     killed_leases_back_s: float
     run: dict[str, Any]

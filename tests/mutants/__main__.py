@@ -51,7 +51,7 @@ def main(
 
 
 def hunt(names: Sequence[str], seeds: Sequence[int], record: Path | None) -> bool:
-    """Whether all were killed. What is known from before is kept, but for what is shown wrong."""
+    """Returns whether all were killed. Earlier records stay unless this run contradicts them."""
     kills = read_kills(record) if record is not None else {}
     survivors = []
     for name, kill in hunt_all(names or huntable(), seeds, kills):

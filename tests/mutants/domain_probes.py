@@ -1,6 +1,6 @@
 """Probes of decisions: pure functions whose answer a mutant changes.
 
-What is swapped is reached through its module, as the product reaches it.
+A probe reaches the swapped function through its module, as the product does.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import trio
 import actors.task_runner
 from actors.limiters.fair_limiter import FairLimiter
 from actors.limiters.storage_breaker import StorageBreaker
-from conveyor.domain import clock_step
+from conveyor.domain import timing
 from conveyor.domain.backpressure.call_window import CallWindow
 from conveyor.domain.backpressure.gateway_health import UNREACHABLE_TO_OPEN, GatewayHealth
 from conveyor.domain.ids import CallerId
@@ -78,7 +78,7 @@ async def a_share_of_slots(env: Context) -> object:
 
 async def a_claim_of_tomorrow(env: Context) -> object:
     await trio.lowlevel.checkpoint()
-    return clock_step.is_unreal(86_400.0, now=0.0, ttl_s=50.0)
+    return timing.is_unreal(86_400.0, now=0.0, ttl_s=50.0)
 
 
 async def an_expired_result(env: Context) -> object:

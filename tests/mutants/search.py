@@ -105,7 +105,7 @@ def _is_well(world: bytes) -> bool:
 
 
 def cause_of(report: Report) -> str | None:
-    """Who noticed: a checker, the clock, or the program itself by falling over."""
+    """Returns what noticed the defect: a checker, a deadline, or a crash of the program."""
     if report.violations:
         return report.violations[0].checker
     if report.liveness_failures:

@@ -20,7 +20,7 @@ def nothing() -> Snapshot:
 
 
 def life_with(*faults: Fault) -> ProcessFaults:
-    """These strike every time, and no others. Nobody looks at what it writes."""
+    """These faults strike every time, and no others. No test reads the trace."""
     history, trace = History(), Trace()
     watcher = InvariantMonitor(
         peek=nothing,

@@ -25,7 +25,7 @@ HUNDRED = BudgetCap(Unit.CREDITS, 100)
 
 
 async def _take(env: Context, run: Run, amount: int) -> None:
-    """Somebody takes this much of the run's budget."""
+    """A worker reserves this much of the run's budget."""
     row = a_budget(run.run_id, job_id=run.job_id)
     await env.store.commit([a_change(add(row, left=-amount))])
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from conveyor.domain import clock_step, idempotency, ids, limits
+from conveyor.domain import idempotency, ids, limits, timing
 from conveyor.domain.changes import Applied, ScheduleKey
 from conveyor.domain.idempotency import First, InProgress, Request
 from conveyor.domain.ids import JobId
@@ -72,7 +72,7 @@ async def test_a_lost_workers_task_is_taken_over_when_its_message_returns(
 
     assert isinstance(claim, Claimed)
     assert claim.task.claim == 2
-    assert not clock_step.is_unreal(claim.task.claim_until, now=env.now(), ttl_s=limits.CLAIM_TTL_S)
+    assert not timing.is_unreal(claim.task.claim_until, now=env.now(), ttl_s=limits.CLAIM_TTL_S)
 
 
 async def test_a_claim_that_can_be_real_is_left_alone(env: Context, clock: ManualClock) -> None:

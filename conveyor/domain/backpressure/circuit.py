@@ -14,8 +14,8 @@ from enum import StrEnum
 
 import msgspec
 
-from conveyor.domain.backoff import backoff_s, jitter_s
 from conveyor.domain.ids import Random
+from conveyor.domain.timing import backoff_s, jitter_s
 
 
 class CircuitState(StrEnum):

@@ -22,9 +22,9 @@ from __future__ import annotations
 
 import msgspec
 
-from conveyor.domain.backoff import backoff_s
 from conveyor.domain.backpressure.circuit import Circuit, ProbePolicy
 from conveyor.domain.ids import Random
+from conveyor.domain.timing import backoff_s
 
 # Every gateway refuses a single connection at times, but not three in a row without an answer. A
 # smaller value opens the circuit by accident; a larger one delays more tasks during an outage.

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from conveyor.domain import limits
-from conveyor.domain.backoff import backoff_s, jitter_s
 from conveyor.domain.ids import Random
 from conveyor.domain.model import HostLimit
+from conveyor.domain.timing import backoff_s, jitter_s
 
 # The wait after an empty receive doubles between these bounds. A smaller maximum costs more
 # receives on empty queues; a larger one delays new tasks.

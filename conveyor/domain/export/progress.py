@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from conveyor.domain import clock_step, lifecycle, limits
-from conveyor.domain.backoff import backoff_s
+from conveyor.domain import lifecycle, limits, timing
 from conveyor.domain.changes import Change, Delete, ExportKey, Guard, Insert, JobKey, RunKey, Update
 from conveyor.domain.export_record import Export, ExportFormat, ExportStatus, Manifest
 from conveyor.domain.ids import ExportId
 from conveyor.domain.lifecycle import EXPORT, EXPORT_UNDONE, JOB_VISIBLE, RUN_ENDED, ExportEvent
 from conveyor.domain.model import Run
+from conveyor.domain.timing import backoff_s
 
 # After this many failures the export fails for good. Each failure doubles the delay, from
 # PUT_OFF_S.
@@ -98,7 +98,7 @@ def defer(export: Export, error: str, *, now: float) -> Change:
 def pull_back(export: Export, *, now: float) -> Change | None:
     """Makes an export due now if it waits longer than any claim or delay: the clock was ahead."""
     ttl_s = max(limits.EXPORT_CLAIM_S, PUT_OFF_S_MAX)
-    is_unreal = clock_step.is_unreal(export.due_at, now=now, ttl_s=ttl_s)
+    is_unreal = timing.is_unreal(export.due_at, now=now, ttl_s=ttl_s)
     if export.status not in EXPORT_UNDONE or not is_unreal:
         return None
     guard = Guard(status_in=EXPORT_UNDONE, equals=(("epoch", export.epoch),))

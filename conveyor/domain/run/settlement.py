@@ -12,8 +12,7 @@ from typing import Any
 
 import msgspec
 
-from conveyor.domain import clock_step, errors, lifecycle, limits
-from conveyor.domain.backoff import backoff_s, jitter_s
+from conveyor.domain import errors, lifecycle, limits, timing
 from conveyor.domain.changes import (
     Applied,
     Change,
@@ -40,6 +39,7 @@ from conveyor.domain.model import (
     TaskRef,
     TaskStatus,
 )
+from conveyor.domain.timing import backoff_s, jitter_s
 
 
 class Claimed(msgspec.Struct, frozen=True):
@@ -155,7 +155,7 @@ def _is_unreal(task: Task, now: float) -> bool:
     respected: a live holder renews it with the current clock, and the new claim number fences off
     the old holder.
     """
-    return clock_step.is_unreal(task.claim_until, now=now, ttl_s=limits.CLAIM_TTL_S)
+    return timing.is_unreal(task.claim_until, now=now, ttl_s=limits.CLAIM_TTL_S)
 
 
 def _claim_update(

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from conveyor.domain import clock_step, lifecycle, limits
+from conveyor.domain import lifecycle, limits, timing
 from conveyor.domain.changes import Change, Guard, NoticeKey, Update
 from conveyor.domain.ids import Random, notice_id
 from conveyor.domain.lifecycle import NOTICE, NoticeEvent
@@ -99,9 +99,9 @@ def pull_back(notice: Notice, *, now: float) -> Change | None:
     if is_told_to_wait:
         ttl_s = max(ttl_s, RETRY_AFTER_S_MAX)
     values: dict[str, float] = {}
-    if clock_step.is_unreal(notice.due_at, now=now, ttl_s=ttl_s):
+    if timing.is_unreal(notice.due_at, now=now, ttl_s=ttl_s):
         values["due_at"] = now
-    if clock_step.is_unreal(notice.due_since, now=now, ttl_s=0.0):
+    if timing.is_unreal(notice.due_since, now=now, ttl_s=0.0):
         values["due_since"] = now
     return _update(notice, NoticeEvent.POSTPONED, values) if values else None
 

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from conveyor.domain import limits
-from conveyor.domain.clock_step import is_unreal as is_ahead
 from conveyor.domain.ids import JobId, LeaseId, Random, RunId
+from conveyor.domain.timing import is_unreal as is_ahead
 from conveyor.engines.aws.client.client import AwsClient
 from conveyor.engines.aws.errors import AwsError
 from conveyor.engines.aws.gather import gather

@@ -180,7 +180,7 @@ class Changed:
 
 
 def compare(before: Snapshot, after: Snapshot) -> list[Changed]:
-    """What was written in between, in the order of the later one, be it what had been there."""
+    """Returns the rows written in between, in the order of `after`, unchanged ones included."""
     if after.written is not None:
         return [
             Changed(kind, address, old, new)

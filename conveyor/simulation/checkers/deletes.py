@@ -28,7 +28,7 @@ _OF_A_JOB = (RunKey, ScheduleKey, *_OF_A_RUN)
 _ON_THE_WAY = frozenset({QUEUE, MESSAGE, MARK})
 _WHOSE = ("/:job", " job")
 
-# Who was paused or slow when a run was stopped hears of it with the next beat that gets through.
+# A worker that was paused or slow when a run was stopped learns of it with its next heartbeat.
 _WORD_S = limits.HEARTBEAT_S + limits.CLAIM_TTL_S
 
 

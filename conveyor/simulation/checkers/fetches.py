@@ -33,8 +33,8 @@ def a_claim_fetches_once(moment: StateChange) -> Iterator[str]:
 
 
 def every_fetch_is_an_attempt(moment: StateChange) -> Iterator[str]:
-    """I17: in a world that is spared, a task is fetched as often as it was tried. What was handed
-    back may have been begun: its message came back before its claim was made (seed 2107)."""
+    """I17: in a world without faults, a task is fetched once per attempt. A task that was handed
+    back may have been fetched: its message came back before its claim was made (seed 2107)."""
     if not moment.history.is_spared or moment.history.kills_count:
         return
     counts = Counter((fetch.run_id, fetch.task_id) for fetch in moment.history.fetches)

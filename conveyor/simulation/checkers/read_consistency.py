@@ -1,4 +1,4 @@
-"""What is shown of a job and its runs is there, and agrees with itself (I22, I28, I39)."""
+"""Responses about a job and its runs agree with the rows and with each other (I22, I28, I39)."""
 
 from __future__ import annotations
 

@@ -60,8 +60,8 @@ def an_event_is_redelivered_for_its_owner(moment: StateChange, delivery: Deliver
 
 
 def every_signature_verifies(moment: StateChange) -> Iterator[str]:
-    """I42: what is signed is signed with a key of its caller, over the bytes that came. Who borrows
-    a request has webhooks at the address of another."""
+    """I42: a signature is made with a key of the caller of the job, over the bytes that arrived. A
+    client that repeats the request of another has webhooks at the other's address."""
     job_ids = {notice.notice_id: notice.job_id for notice in moment.after.notices.values()}
     for delivery in moment.history.deliveries:
         signature = delivery.headers.get("webhook-signature")

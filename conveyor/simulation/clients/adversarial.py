@@ -102,7 +102,7 @@ async def delete(client: Client, job: KnownJob) -> None:
 
 
 async def submit_a_line_that_kills(client: Client) -> None:
-    """Whoever fetches it is gone. Once in a world, if it is not spared: it keeps workers busy."""
+    """Submits a task that kills the worker that fetches it. Once per world with faults."""
     is_spared = client.stage.options.is_spared
     if not is_spared and not any(POISON in call.body for call in client.stage.history.calls):
         url = f"https://site1.example/{client.name}/{POISON.decode()}"

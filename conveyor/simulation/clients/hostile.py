@@ -1,7 +1,7 @@
-"""Hostile callers: what somebody does who means harm to the service or to its other callers.
+"""Hostile callers: they try to harm the service or its other callers.
 
-Whatever they do, the service stays up, other callers are served, and what they were promised is
-kept as well. Each kind has a name, which the options of a world refer to.
+The service must stay up, serve the other callers, and keep its promises to the hostile ones as
+well. Each kind has a name, which the options of a world refer to.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Road: what may happen to any call between its caller and a service.
+"""Network: delays and losses of any call between its caller and a service.
 
 An effect happens at one instant, between a request and an answer that both take time, or get lost.
-What is still under way when its caller gives up takes effect all the same.
+A request that is still under way when its caller gives up takes effect nevertheless.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ _DISTURBANCES = frozenset(
 
 
 def story_of(lines: Sequence[Line], wrongs: Iterable[str]) -> list[Line]:
-    """Who did what to those that are named, and what the world did at that time, in order."""
+    """Returns the lines about the rows named in `wrongs`, and the faults of that time, in order."""
     ids = {row_id for wrong in wrongs for row_id in _ID.findall(wrong)}
     named = _last(NAMED_MAX, lines, lambda line: _is_about(line, ids))
     if not named:

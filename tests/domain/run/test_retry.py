@@ -7,9 +7,9 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conveyor.domain.backoff import backoff_s, jitter_s
 from conveyor.domain.model import FailureReason
 from conveyor.domain.run.settlement import BACKOFF, RETRY_AFTER_S_MAX, retry_delay_s
+from conveyor.domain.timing import backoff_s, jitter_s
 
 reasons = st.sampled_from(FailureReason)
 attempts = st.integers(1, 10)

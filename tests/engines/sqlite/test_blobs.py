@@ -136,7 +136,7 @@ async def test_a_pack_that_is_deleted_while_it_is_written_to_is_closed_after(
 async def test_a_pack_that_nothing_is_added_to_is_closed_and_can_still_be_read(
     data_dir: Path, clock: ManualClock, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """Whoever deletes it, this process or another, its room is free then."""
+    """The space is free after this process or another has deleted the pack."""
     async with open_engine(
         data_dir,
         clock=clock,

@@ -107,7 +107,7 @@ _LOST_ANSWERS = {
     "rates": {each.value: 0.0 for each in Fault if each.value.startswith(_QUIET)}
     | {"answer_lost": 0.02},
 }
-"""Who closes a job that has nothing to do, and does not hear of it, leaves its end to others."""
+"""A client that closes an idle job and gets no answer leaves its end to the sweeper."""
 
 _LOST_MESSAGES = {
     "temper": "restless",

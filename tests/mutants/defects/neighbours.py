@@ -242,7 +242,7 @@ MUTANTS = (
         window=122,
         invariants=(61,),
         what="A claim that was made while the clock was a day ahead holds for a day.",
-        apply=swapping("conveyor.domain.clock_step:is_unreal", _every_deadline_is_real),
+        apply=swapping("conveyor.domain.timing:is_unreal", _every_deadline_is_real),
         world={
             "neighbours": Neighbours(clock_leap_s=DAY_S),
             "safety_s": 100.0,

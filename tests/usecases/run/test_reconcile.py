@@ -80,7 +80,7 @@ async def test_lost_messages_are_sent_again_where_few_are_left_among_many(
 
 @dataclass(frozen=True, slots=True)
 class RemovedAtOnce:
-    """Somebody ends the run whose queue is being filled again."""
+    """Ends the run while its queue is being filled again."""
 
     inner: Queue
 
@@ -107,7 +107,7 @@ async def test_a_run_that_ends_while_its_messages_are_sent_again_is_no_trouble(
 
 @dataclass(frozen=True, slots=True)
 class DeletedMeanwhile:
-    """Who opens the queue is held up until its job is deleted, and scrubbed."""
+    """Holds up the caller that opens the queue until its job and the job's rows are deleted."""
 
     env: Context
     job_id: JobId

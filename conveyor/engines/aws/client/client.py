@@ -18,7 +18,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 import trio
 
-from conveyor.domain import backoff, limits
+from conveyor.domain import limits, timing
 from conveyor.domain.ids import Random
 from conveyor.engines.aws.client.usage import Meter
 from conveyor.engines.aws.errors import (
@@ -142,7 +142,7 @@ def backoff_s(attempt: int, random: Random) -> float:
 
     Calls that were throttled together are spread out the most this way.
     """
-    ceiling = backoff.backoff_s(attempt, first_s=BACKOFF_S, delay_s_max=BACKOFF_S_MAX)
+    ceiling = timing.backoff_s(attempt, first_s=BACKOFF_S, delay_s_max=BACKOFF_S_MAX)
     return random.uniform(0.0, ceiling)
 
 

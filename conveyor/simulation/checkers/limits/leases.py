@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from conveyor.domain import limits
 from conveyor.domain.changes import TaskKey
-from conveyor.domain.clock_step import is_unreal
 from conveyor.domain.model import JobStatus, Task, TaskStatus
+from conveyor.domain.timing import is_unreal
 from conveyor.simulation.backends.snapshot import Lease
 from conveyor.simulation.invariant_monitor import StateChange
 
@@ -50,10 +50,10 @@ def _place(lease: Lease) -> str:
 
 
 def an_ended_run_holds_nothing(moment: StateChange) -> Iterator[str]:
-    """I31: when faults are over, whoever worked for a run gives its leases back soon after its end;
-    and those of the dead lapse, the last that were on their way included (seed 597). Who hears late
-    of the end takes one for a moment (seed 4612), and whose clock was put ahead has promised more
-    than it may."""
+    """I31: when faults are over, each process returns the leases of a run soon after its end. The
+    leases of dead processes lapse, including those whose request was on its way (seed 597). A
+    worker that learns late of the end takes a lease for a moment (seed 4612). A process whose clock
+    was ahead has taken leases that last too long."""
     at_ease_since = moment.history.at_ease_since or 0.0
     for lease in () if moment.history.steps_clocks else moment.after.leases:
         run = moment.after.run_by_id.get(lease.run_id)

@@ -34,7 +34,7 @@ def read_units(size_bytes: int, *, is_consistent: bool) -> float:
 
 @dataclass(slots=True)
 class _Level:
-    """What is left of a second's worth. It may be overdrawn once, and fills up all the time."""
+    """The units left of one second. The level may be overdrawn once, and refills all the time."""
 
     left: float
     at: float

@@ -1,6 +1,7 @@
-"""Expressions: the part of DynamoDB's little language that we speak, compiled once a text.
+"""Expressions: the part of DynamoDB's expression language that the engine uses, compiled once per
+text.
 
-What is not in it raises NotModelled, so that no new expression is taken on faith.
+An expression outside of that part raises NotModelled, so that no new expression passes unmodelled.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class _Asked:
 
 @dataclass(slots=True)
 class _Page:
-    """What was shown and what it took; `last` is the place of a page that is not the last one."""
+    """The items of a page and its units; `last` is its last place unless it is the final page."""
 
     items: list[Item] = field(default_factory=list)
     scanned: int = 0

@@ -16,7 +16,7 @@ Sort = tuple[str, ...]
 
 
 class Row:
-    """An item, weighed once. Nobody changes it: a write puts another in its place."""
+    """An item with its size. It never changes: a write replaces it."""
 
     __slots__ = ("item", "size_bytes")
 

@@ -1,7 +1,13 @@
-"""Back-off: delays that double, and jitter. Retries, deferrals, breakers and the SDK use it."""
+"""Delays that double, jitter, and deadlines that a wrong clock has written (SPEC.md 4.22).
+
+Wall clocks are set, by a day or by 40 days. A deadline that was near when it was written may then
+be far in the future. No process waits for it: the reader of a deadline compares it with the longest
+time that such a deadline can be away (`is_unreal`).
+"""
 
 from __future__ import annotations
 
+from conveyor.domain import limits
 from conveyor.domain.ids import Random
 
 # 2 ** 64 times the first delay is above every bound; a larger exponent would overflow a float.
@@ -18,3 +24,8 @@ def jitter_s(delay_s: float, random: Random) -> float:
     return together.
     """
     return delay_s * random.uniform(0.5, 1.0)
+
+
+def is_unreal(until: float, *, now: float, ttl_s: float) -> bool:
+    """Whether a deadline is later than one with the lifetime `ttl_s` that is made now."""
+    return until > now + ttl_s + limits.CLOCK_SKEW_S
