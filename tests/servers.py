@@ -33,12 +33,12 @@ def free_ports(count: int) -> list[int]:
     """All different: each is held until the last one is known."""
     held = [socket.socket() for _ in range(count)]
     try:
-        for each in held:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in held]
+        for job in held:
+            job.bind(("127.0.0.1", 0))
+        return [job.getsockname()[1] for job in held]
     finally:
-        for each in held:
-            each.close()
+        for job in held:
+            job.close()
 
 
 def free_port() -> int:

@@ -96,7 +96,9 @@ async def test_a_receiver_that_is_down_for_a_day_misses_nothing(autojump_clock: 
             accepted.append(await scraped(world, internet, 5, SIGNED))
             await trio.sleep(2 * HOUR_S)
         await trio.sleep(10 * HOUR_S)
-        rows = [row for each in accepted for row in await told(world.env, each.job.job_id)]
+        rows = [
+            row for submitted in accepted for row in await told(world.env, submitted.job.job_id)
+        ]
 
     assert {row.status for row in rows} == {NoticeStatus.DELIVERED}
     assert Counter(heard.event_id for heard in internet.taken) == {row.notice_id: 1 for row in rows}
@@ -134,7 +136,7 @@ async def test_events_of_a_run_arrive_in_order_however_they_fail(
         await trio.sleep(8 * HOUR_S)
 
     arrived = [heard.event_id for heard in internet.heard]
-    assert [heard.event_id for heard in internet.taken] == [each.notice_id for each in events]
+    assert [heard.event_id for heard in internet.taken] == [event.notice_id for event in events]
     assert arrived == sorted(arrived, reverse=True)
 
 
@@ -207,7 +209,7 @@ async def test_hundreds_of_events_for_a_dead_receiver_do_not_hold_up_the_others(
     assert took_s < 2 * limits.WEBHOOK_TIMEOUT_S
     assert asked_dead < 20
     assert {heard.event_id for heard in internet.taken} == {
-        each.notice_id for each in (*dead, *fine)
+        notice.notice_id for notice in (*dead, *fine)
     }
 
 
@@ -240,7 +242,7 @@ async def test_a_restart_forgets_nothing_that_was_not_delivered(autojump_clock: 
 
     # A delivery that was under way at the end is repeated at most once, under the same id.
     arrived = {heard.event_id for heard in (*first, *internet.taken)}
-    assert arrived == {each.notice_id for each in notices}
+    assert arrived == {notice.notice_id for notice in notices}
     assert 0 < len(first) < len(notices)
 
 

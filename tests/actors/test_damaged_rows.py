@@ -96,7 +96,7 @@ async def spoil(store: Store, key: AnyKey, **fields: str | bytes) -> None:
             "Key": key_item(item_key(key)),
             "UpdateExpression": "SET " + ", ".join(f"#{name} = :{name}" for name in fields),
             "ExpressionAttributeNames": {f"#{name}": name for name in fields},
-            "ExpressionAttributeValues": {f":{name}": {"S": each} for name, each in texts.items()},
+            "ExpressionAttributeValues": {f":{name}": {"S": text} for name, text in texts.items()},
         }
         await store._table.call("UpdateItem", params)
 
@@ -203,21 +203,21 @@ async def test_a_damaged_notice_does_not_hold_up_the_others(
     tried = [message.webhook.url for message in world.notifier.tried]
     assert [tried.count(f"https://{name}.example/") for name in "abc"] == [1, 2, 2]
     assert not has_crashed_actor(caplog)
-    told = [each for each in caplog.records if "damaged row skipped" in each.getMessage()]
-    assert [each.levelno for each in told] == [logging.ERROR]
+    told = [record for record in caplog.records if "damaged row skipped" in record.getMessage()]
+    assert [record.levelno for record in told] == [logging.ERROR]
 
 
 async def test_a_damaged_run_does_not_hide_other_runs(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     accepted = [await world.submit(urls(3, f"{name}.example")) for name in "abc"]
-    runs = sorted(accepted, key=lambda each: each.run.run_id)
+    runs = sorted(accepted, key=lambda submitted: submitted.run.run_id)
     key = RunKey(runs[0].job.job_id, runs[0].run.run_id)
     await spoil(world.env.store, key, source_run_ids=NOT_JSON)
 
     async with world.working():
-        for each in runs[1:]:
-            await world.ended(each)
+        for run in runs[1:]:
+            await world.ended(run)
 
     assert not has_crashed_actor(caplog)
 

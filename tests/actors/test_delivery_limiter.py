@@ -31,7 +31,7 @@ def test_a_receiver_has_room_for_a_few_attempts_and_later_times_for_the_others()
     entered = [room.acquire(CALLER, URL, now_s=T0) for _ in range(4)]
 
     assert entered[:2] == [None, None]
-    assert [each.at_s for each in entered[2:] if each] == pytest.approx([T0 + 0.05, T0 + 0.1])
+    assert [entry.at_s for entry in entered[2:] if entry] == pytest.approx([T0 + 0.05, T0 + 0.1])
 
 
 def test_the_receivers_of_a_caller_share_its_room_and_other_callers_have_their_own() -> None:

@@ -146,7 +146,7 @@ async def test_schedules_that_wait_keep_no_other_waiting(autojump_clock: MockClo
         nursery.cancel_scope.cancel()
 
     assert len(await runs_of(world.env, job)) == 1
-    assert {len(await runs_of(world.env, each)) for each in held} == {1}
+    assert {len(await runs_of(world.env, held_job)) for held_job in held} == {1}
 
 
 async def test_a_stopped_run_does_not_stop_the_schedule(autojump_clock: MockClock) -> None:

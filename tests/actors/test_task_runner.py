@@ -99,7 +99,9 @@ class OutOfBreath:
     until: float
 
     async def commit(self, changes: Sequence[Change]) -> list[Verdict]:
-        is_claim = any(isinstance(write.key, TaskKey) for each in changes for write in each.writes)
+        is_claim = any(
+            isinstance(write.key, TaskKey) for change in changes for write in change.writes
+        )
         if is_claim and trio.current_time() < self.until:
             raise PartlyUnavailable("throttled", [None] * len(changes), range(len(changes)))
         return await self.inner.commit(changes)

@@ -81,7 +81,7 @@ async def test_a_row_that_is_gone_is_noticed(world: World) -> None:
 
     seen = await audit(world, job_id, run_id)
 
-    named = {each["what"] for each in seen["differences"]}
+    named = {difference["what"] for difference in seen["differences"]}
     assert {"admitted", "done", "failed", "bad_target", "total"} <= named
 
 
@@ -99,7 +99,7 @@ async def test_bodies_that_are_gone_or_changed_are_named(world: World) -> None:
 
     assert changed["bad_bodies"] == [{"task_id": second.task_id, "problem": "damaged"}]
     assert not changed["ok"]
-    assert {each["problem"] for each in gone["bad_bodies"]} == {"missing"}
+    assert {bad_body["problem"] for bad_body in gone["bad_bodies"]} == {"missing"}
     assert len(gone["bad_bodies"]) == 2
 
 

@@ -28,7 +28,9 @@ async def shown(world: World, job_id: str, run_id: str) -> set[int]:
     job, run = [(await world.get(path)).json for path in paths]
     jobs = (await world.get("/v1/jobs")).json["jobs"]
     runs = (await world.get(f"/v1/jobs/{job_id}/runs")).json["runs"]
-    return {done_in(each) for each in (job["latest_run"], run, jobs[0]["latest_run"], runs[0])}
+    return {
+        done_in(run_view) for run_view in (job["latest_run"], run, jobs[0]["latest_run"], runs[0])
+    }
 
 
 async def test_all_who_look_are_shown_the_same_for_a_second(cached: World) -> None:

@@ -145,5 +145,5 @@ def _size_bytes(data_dir: Path) -> int:
     ((free,),) = connection.execute("PRAGMA freelist_count")
     ((page_bytes,),) = connection.execute("PRAGMA page_size")
     connection.close()
-    bodies = sum(each.stat().st_size for each in (data_dir / "blobs").rglob("*") if each.is_file())
+    bodies = sum(path.stat().st_size for path in (data_dir / "blobs").rglob("*") if path.is_file())
     return int((pages - free) * page_bytes) + bodies

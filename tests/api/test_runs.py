@@ -90,7 +90,7 @@ async def test_an_ended_run_cannot_be_stopped_or_paused(world: World) -> None:
 
     seen = [await world.post(f"{path}/{verb}") for verb in ("stop", "pause", "resume")]
 
-    assert [(each.status, each.code) for each in seen] == [
+    assert [(response.status, response.code) for response in seen] == [
         (409, "run_not_stoppable"),
         (409, "run_not_pausable"),
         (409, "run_not_pausable"),

@@ -23,10 +23,10 @@ async def test_a_series_has_a_bucket_for_each_minute_and_adds_up(world: World) -
 
     buckets = (await world.get(f"/v1/jobs/{job_id}/runs/{run_id}/series")).json["buckets"]
 
-    assert [(each["successful"], each["failed"]) for each in buckets] == [(1, 0), (0, 1)]
-    assert [each["failure_reasons"] for each in buckets] == [{}, {"bad_target": 1}]
-    assert [each["bytes"] for each in buckets] == [3, 0]
-    assert [each["spend"]["credits"] for each in buckets] == [1, 0]
+    assert [(bucket["successful"], bucket["failed"]) for bucket in buckets] == [(1, 0), (0, 1)]
+    assert [bucket["failure_reasons"] for bucket in buckets] == [{}, {"bad_target": 1}]
+    assert [bucket["bytes"] for bucket in buckets] == [3, 0]
+    assert [bucket["spend"]["credits"] for bucket in buckets] == [1, 0]
     assert buckets[0]["until"] == buckets[1]["since"]
 
 
@@ -48,8 +48,8 @@ async def test_the_longest_fetches_come_first_with_their_age(world: World) -> No
 
     fetches = (await world.get(f"/v1/jobs/{job_id}/runs/{run_id}/fetches")).json["fetches"]
 
-    assert [each["task_id"] for each in fetches] == [second.task_id, first.task_id]
-    assert [each["age_s"] for each in fetches] == [12, 5]
+    assert [fetch["task_id"] for fetch in fetches] == [second.task_id, first.task_id]
+    assert [fetch["age_s"] for fetch in fetches] == [12, 5]
     assert fetches[0]["url"] == second.url
 
 
@@ -67,7 +67,7 @@ async def test_of_a_long_run_the_reported_fetches_are_shown(world: World) -> Non
 
     fetches = (await seen.get(f"/v1/jobs/{job_id}/runs/{run_id}/fetches")).json["fetches"]
 
-    assert [each["task_id"] for each in fetches] == [second.task_id]
+    assert [fetch["task_id"] for fetch in fetches] == [second.task_id]
 
 
 async def test_an_ended_run_has_no_fetches(world: World) -> None:

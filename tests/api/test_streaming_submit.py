@@ -60,7 +60,7 @@ async def test_bad_lines_are_named_and_nothing_is_left(world: World) -> None:
     seen = await world.post("/v1/jobs", {"tasks": tasks})
 
     assert seen.status == 400
-    assert [each["index"] for each in seen.json["invalid_tasks"]] == [7, 33]
+    assert [invalid_task["index"] for invalid_task in seen.json["invalid_tasks"]] == [7, 33]
     assert "2 of 40" in seen.json["detail"]
     assert staged(world) == []
 
@@ -152,7 +152,7 @@ async def test_a_line_may_only_be_so_long(world: World, monkeypatch: pytest.Monk
     beside = await world.post("/v1/jobs", {"tasks": lines(), "name": "x" * 600_000})
     within = await world.post("/v1/jobs", {"tasks": tasks})
 
-    assert [each.code for each in (beside, within)] == ["malformed_json"] * 2
+    assert [response.code for response in (beside, within)] == ["malformed_json"] * 2
     assert staged(world) == []
 
 
@@ -240,7 +240,7 @@ async def test_a_gzip_body_that_breaks_off_is_refused(world: World) -> None:
     short = await world.post("/v1/jobs", raw=raw[:-9], headers=headers)
     other = await world.post("/v1/jobs", raw=b"{}", headers=headers)
 
-    assert [each.status for each in (short, other)] == [400, 400]
+    assert [response.status for response in (short, other)] == [400, 400]
     assert staged(world) == []
 
 

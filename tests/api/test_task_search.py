@@ -80,7 +80,7 @@ async def test_hosts_have_their_counts_and_the_worst_is_first(world: World) -> N
     seen = (await world.get(f"{path}/hosts")).json
 
     assert seen["complete"]
-    assert [each["host"] for each in seen["hosts"]] == ["a.example", "b.example"]
+    assert [host_count["host"] for host_count in seen["hosts"]] == ["a.example", "b.example"]
     first, second = seen["hosts"]
     assert (first["total"], first["successful"], first["failed"]) == (2, 1, 1)
     assert (first["bytes"], first["failure_reasons"]) == (5, {"bad_target": 1})

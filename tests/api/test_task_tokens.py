@@ -40,8 +40,8 @@ async def test_a_token_is_taken_and_shown_nowhere(told: World) -> None:
     deliveries = await told.get(f"{path}/webhook/deliveries")
     shown = [seen, await told.get(path), deliveries]
     assert seen.status == 201
-    assert [each["channel"] for each in deliveries.json["deliveries"]] == ["step_functions"]
-    assert not any(TOKEN.encode() in each.body for each in shown)
+    assert [delivery["channel"] for delivery in deliveries.json["deliveries"]] == ["step_functions"]
+    assert not any(TOKEN.encode() in response.body for response in shown)
 
 
 async def test_without_state_machines_a_token_is_refused() -> None:

@@ -169,8 +169,10 @@ async def test_unknown_foreign_and_expired_slots_answer_alike(world: World) -> N
     world.clock.advance(limits.INPUT_TTL_S)
     seen.append(await ask(slot["file_input_id"], ANNA))
 
-    assert {(each.status, each.code) for each in seen} == {(404, "file_input_not_found")}
-    assert len({each.body for each in seen}) == 1
+    assert {(response.status, response.code) for response in seen} == {
+        (404, "file_input_not_found")
+    }
+    assert len({response.body for response in seen}) == 1
 
 
 async def test_only_the_token_of_the_slot_or_its_owner_may_upload(world: World) -> None:
@@ -189,7 +191,9 @@ async def test_only_the_token_of_the_slot_or_its_owner_may_upload(world: World) 
     by_nobody = await put(world, bare, ROWS)
     read = await world.get(path_of(slot), key=None)
 
-    assert {(each.status, each.code) for each in seen} == {(404, "file_input_not_found")}
+    assert {(response.status, response.code) for response in seen} == {
+        (404, "file_input_not_found")
+    }
     assert (by_owner.status, by_other.status, by_nobody.status) == (200, 404, 401)
     assert read.status == 405
 
@@ -206,7 +210,7 @@ async def test_an_upload_must_say_its_length_and_keep_within_limits(
     short = await put(world, path, ROWS, **{"Content-Length": str(len(ROWS) + 1)})
     never = await submit(world, slot)
 
-    assert [each.status for each in (unsaid, large, encoded, short)] == [411, 413, 415, 400]
+    assert [response.status for response in (unsaid, large, encoded, short)] == [411, 413, 415, 400]
     assert unsaid.code == "length_required"
     assert never.code == "file_input_not_uploaded"
 

@@ -91,7 +91,7 @@ async def test_a_refusal_points_to_where_the_webhook_stands(world: World) -> Non
         await world.post("/v1/webhook/test", SIGNED),
     ]
 
-    pointers = [each.json["errors"][0]["pointer"] for each in seen]
+    pointers = [response.json["errors"][0]["pointer"] for response in seen]
     assert pointers == ["/webhook/url", "/webhook/signature", "/url", "/signature"]
 
 
@@ -109,8 +109,10 @@ async def test_a_host_that_leads_nowhere_is_refused_wherever_it_is_named(
         await world.post("/v1/jobs", lines),
     ]
 
-    assert [(each.status, each.code) for each in seen] == [(400, "callback_url_unresolvable")] * 3
-    assert all(("Retry-After" in each.headers) == is_temporary for each in seen)
+    assert [(response.status, response.code) for response in seen] == [
+        (400, "callback_url_unresolvable")
+    ] * 3
+    assert all(("Retry-After" in response.headers) == is_temporary for response in seen)
     assert world.receiver.heard == []
 
 
@@ -189,7 +191,7 @@ async def test_a_refused_rotation_is_replayed_too(world: World) -> None:
 
     seen = [await world.post(f"{KEYS}/rotate", headers=headers) for _ in range(2)]
 
-    assert [each.code for each in seen] == ["candidate_pending"] * 2
+    assert [response.code for response in seen] == ["candidate_pending"] * 2
     assert seen[0].body == seen[1].body
 
 
@@ -259,7 +261,7 @@ async def test_the_log_shows_every_try_and_an_event_can_be_told_again(world: Wor
     assert (again.status, again.json["event_id"]) == (202, failed["event_id"])
     assert again.json["next_try_at"] == failed["occurred_at"]
     assert (delivered["status"], delivered["attempts"]) == (NoticeStatus.DELIVERED, 2)
-    assert [each.get("status_code") for each in delivered["tries"]] == [503, 204]
+    assert [attempt.get("status_code") for attempt in delivered["tries"]] == [503, 204]
     assert "next_try_at" not in delivered
 
 

@@ -53,7 +53,7 @@ async def test_the_client_submits_watches_and_reads_results(world: World) -> Non
             job = client.job(job_id)
             rows = list(job.run.results(status="successful"))
             return [
-                [each.job_id for each in client.list_jobs().jobs],
+                [listed_job.job_id for listed_job in client.list_jobs().jobs],
                 job.run.load().status.value,
                 [row.error.code for row in job.run.results(status="failed")],
                 [job.run.download_task_to_memory(row) for row in rows],
@@ -104,21 +104,21 @@ async def test_the_client_schedules_changes_pauses_and_fires(world: World) -> No
         first = job.load()
         weekly = Calendar(["09:00", "18:00"], Weekly(["mon", "fri"]), "Europe/Berlin")
         monthly = Calendar(["09:00"], Monthly([1, 31]), "UTC")
-        updated = [job.schedule.update(each).data.schedule for each in (weekly, monthly)]
+        updated = [job.schedule.update(rule).data.schedule for rule in (weekly, monthly)]
         daily = job.schedule.update(Calendar(["00:00"], Daily(), "UTC")).data
         states = [job.schedule.pause(), job.schedule.pause(), job.schedule.resume()]
         fired = job.rerun()
         return [
-            [each.load().data.next_scheduled_run.isoformat() for each in (at, raw)],
+            [handle.load().data.next_scheduled_run.isoformat() for handle in (at, raw)],
             (first.data.type.value, first.data.name, first.data.latest_run),
             (first.data.schedule.rate.every, first.data.schedule.rate.unit.value),
-            [each.timezone for each in updated],
+            [schedule_view.timezone for schedule_view in updated],
             [day.value for day in updated[0].calendar.cadence.weekly.days],
             [day.root for day in updated[1].calendar.cadence.monthly.days],
             daily.schedule.calendar.cadence.daily,
-            [each.data.schedule_state.value for each in states],
+            [state.data.schedule_state.value for state in states],
             fired.data.trigger.value,
-            [each.job_id for each in client.list_jobs(job_type="scheduled").jobs]
+            [listed_job.job_id for listed_job in client.list_jobs(job_type="scheduled").jobs]
             == [job.job_id, raw.job_id, at.job_id],
         ]
 

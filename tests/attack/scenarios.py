@@ -53,4 +53,4 @@ _ALL: tuple[Scenario, ...] = (
     soak.soak,
     storm.kill_storm,
 )
-SCENARIOS: dict[str, Scenario] = {each.__name__: each for each in _ALL}
+SCENARIOS: dict[str, Scenario] = {scenario.__name__: scenario for scenario in _ALL}

@@ -42,7 +42,7 @@ def write_aws(
                 f"- {len(of_api)} points of the API, {len(of_worker)} of workers.",
                 f"- {len(made) - len(missed)} deaths, {len(missed)} points not met.",
                 f"- **{len(bad)} bad outcomes.**",
-                *(f"- BAD: {each}" for each in bad),
+                *(f"- BAD: {complaint}" for complaint in bad),
                 "",
                 "| engine | process | asked for | call | before | after |",
                 "|---|---|---|---|---|---|",

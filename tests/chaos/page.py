@@ -37,11 +37,13 @@ def write_part(mark: str, text: str) -> None:
 def complaints_over(outcomes: Outcomes) -> list[str]:
     """Bad outcomes, and points that nothing died at though nobody said why not."""
     made = outcomes.all()
-    found = [f"BAD: {_named(each)}: {each.why}" for each in made if each.what == BAD]
-    reached = {(each.point.site, each.point.side) for each in made if each.what != NOT_PASSED}
+    found = [f"BAD: {_named(outcome)}: {outcome.why}" for outcome in made if outcome.what == BAD]
+    reached = {
+        (outcome.point.site, outcome.point.side) for outcome in made if outcome.what != NOT_PASSED
+    }
     found += [
         f"NOT REACHED: {side} {site}"
-        for site in sorted(call_sites() | {each.point.site for each in made})
+        for site in sorted(call_sites() | {outcome.point.site for outcome in made})
         for side in SIDES
         if (site, side) not in reached and reason_for(site, side) is None
     ]
@@ -54,10 +56,10 @@ def _named(outcome: Outcome) -> str:
 
 def _page_of(outcomes: Outcomes, complaints: Sequence[str]) -> str:
     made = outcomes.all()
-    sites = sorted(call_sites() | {each.point.site for each in made})
-    died = {(each.point.site, each.point.side) for each in made if each.what == DIED}
+    sites = sorted(call_sites() | {outcome.point.site for outcome in made})
+    died = {(outcome.point.site, outcome.point.side) for outcome in made if outcome.what == DIED}
     dead_sites = {site for site, _ in died}
-    bad = [each for each in made if each.what == BAD]
+    bad = [outcome for outcome in made if outcome.what == BAD]
     excused = [
         (site, side, reason)
         for site in sites
@@ -76,7 +78,7 @@ def _page_of(outcomes: Outcomes, complaints: Sequence[str]) -> str:
             "",
             f"- {len(sites)} call sites, before and after: {2 * len(sites)} points.",
             f"- {len(died)} points of {len(dead_sites)} sites were died at.",
-            f"- {[each.what for each in made].count(DIED)} deaths ended well.",
+            f"- {[outcome.what for outcome in made].count(DIED)} deaths ended well.",
             f"- **{len(bad)} bad outcomes.**",
             f"- {len(excused)} points are listed below with the reason why nothing dies there.",
             f"- {len(complaints)} complaints (bad, or neither reached nor listed).",
@@ -99,12 +101,21 @@ def _page_of(outcomes: Outcomes, complaints: Sequence[str]) -> str:
 def _rows(made: Sequence[Outcome]) -> list[str]:
     """A row for each story and site."""
     cells: dict[tuple[str, str], dict[str, Outcome]] = {}
-    for each in made:
-        cells.setdefault((each.point.site, each.point.story), {})[each.point.side] = each
+    for one_outcome in made:
+        cells.setdefault((one_outcome.point.site, one_outcome.point.story), {})[
+            one_outcome.point.side
+        ] = one_outcome
     rows = []
     for (site, story), sides in sorted(cells.items()):
         shown = [sides[side].what if side in sides else "-" for side in SIDES]
-        outcome = next((each.why for each in sides.values() if each.what == BAD), "")
+        outcome = next(
+            (
+                outcome_of_side.why
+                for outcome_of_side in sides.values()
+                if outcome_of_side.what == BAD
+            ),
+            "",
+        )
         if not outcome:
             outcome = "ended well" if DIED in shown else "not passed again"
         rows.append(f"| embedded | {story} | `{site}` | {shown[0]} | {shown[1]} | {outcome} |")

@@ -95,11 +95,11 @@ def looked_at(client: Client) -> None:
     client.post(f"{job}/rerun?status=failed")
     run = client.completed(job_id, 3)
     results = client.get(f"{job}/results")["results"]
-    for each in results:
-        if each["status"] == "successful":
-            client.download(f"http://x/{job[1:]}/tasks/{each['task_id']}/content?redirect=true")
-            assert client.download(f"http://x/{job[1:]}/tasks/{each['task_id']}/content")
-        client.get(f"{job}/runs/{run['run_id']}/tasks/{each['task_id']}/history")
+    for result in results:
+        if result["status"] == "successful":
+            client.download(f"http://x/{job[1:]}/tasks/{result['task_id']}/content?redirect=true")
+            assert client.download(f"http://x/{job[1:]}/tasks/{result['task_id']}/content")
+        client.get(f"{job}/runs/{run['run_id']}/tasks/{result['task_id']}/history")
     assert client.get("/v1/events")["events"]
     client.get("/v1/events?after=latest")
     client.download("http://x/metrics")

@@ -37,13 +37,13 @@ def small(client: Client) -> None:
     job_id = client.submit(SMALL)
     run = client.completed(job_id, len(SMALL))
     results = client.get(f"/v1/jobs/{job_id}/results")["results"]
-    good = [each for each in results if each["status"] == "successful"]
+    good = [result for result in results if result["status"] == "successful"]
 
     assert run["stats"]["failed"] == 1
     assert len(results) == len(SMALL)
     assert client.get(f"/v1/jobs/{job_id}/runs/{run['run_id']}/audit")["ok"]
-    for each in good:
-        assert client.get(f"/v1/jobs/{job_id}/tasks/{each['task_id']}/history")
+    for answer in good:
+        assert client.get(f"/v1/jobs/{job_id}/tasks/{answer['task_id']}/history")
 
 
 def long(client: Client) -> None:
@@ -133,12 +133,14 @@ def told(client: Client) -> None:
 
     def delivered() -> Any:
         events = client.get(log)["deliveries"]
-        return [each for each in events if each["status"] == "delivered"] or None
+        return [event for event in events if event["status"] == "delivered"] or None
 
     (event,) = until("the delivery", delivered, deadline_s=240)
     client.post(f"{log}/{event['event_id']}/redeliver")
     until("the event again", lambda: len(client.receiver.received) >= 2 or None)
-    assert {each.headers["webhook-id"] for each in client.receiver.received} == {event["event_id"]}
+    assert {delivery.headers["webhook-id"] for delivery in client.receiver.received} == {
+        event["event_id"]
+    }
 
 
 STORIES = {

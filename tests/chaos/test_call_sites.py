@@ -23,7 +23,7 @@ def test_a_point_that_nobody_died_at_is_a_complaint(tmp_path: Path) -> None:
     outcomes = Outcomes(tmp_path / "kept.jsonl")
     outcomes.note(Outcome("embedded", Point("stopped", SITE, "before"), DIED))
 
-    of_site = [each for each in complaints_over(outcomes) if each.endswith(SITE)]
+    of_site = [complaint for complaint in complaints_over(outcomes) if complaint.endswith(SITE)]
 
     assert of_site == [f"NOT REACHED: after {SITE}"]
 
@@ -35,6 +35,6 @@ def test_a_bad_outcome_is_a_complaint_after_the_next_start_too(tmp_path: Path) -
 
     found = complaints_over(Outcomes(tmp_path / "kept.jsonl"))
 
-    assert [each for each in found if each.startswith("BAD")] == [
+    assert [complaint for complaint in found if complaint.startswith("BAD")] == [
         f"BAD: {side} {SITE} in `stopped`: lost" for side in SIDES
     ]

@@ -53,7 +53,7 @@ def test_under_random_signals_nothing_is_lost_and_nothing_counted_twice(tmp_path
 
     print(f"{len(jobs)} jobs, {dict(deeds)}")
     assert deeds.total() > 0
-    assert [len(each) for each in runs] == [1] * len(jobs)
+    assert [len(run) for run in runs] == [1] * len(jobs)
     assert sorted(listed) == sorted(jobs)
     assert violations(data) == []
 

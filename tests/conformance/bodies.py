@@ -64,7 +64,7 @@ async def s3_blobs(url: str) -> AsyncIterator[S3Blobs]:
 async def _clear(client: AwsClient) -> None:
     with trio.CancelScope(shield=True):
         listed = await client.call("s3", "ListObjectsV2", {"Bucket": BUCKET})
-        objects = [{"Key": each["Key"]} for each in listed.get("Contents", ())]
+        objects = [{"Key": listed_object["Key"]} for listed_object in listed.get("Contents", ())]
         if objects:
             params = {"Bucket": BUCKET, "Delete": {"Objects": objects, "Quiet": True}}
             await client.call("s3", "DeleteObjects", params)

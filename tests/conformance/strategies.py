@@ -33,7 +33,7 @@ def some_run(number: int) -> tuple[JobId, RunId]:
 
 
 def job_of(run_id: RunId) -> JobId:
-    return next(job_id for job_id, each in RUNS if each == run_id)
+    return next(job_id for job_id, other_run_id in RUNS if other_run_id == run_id)
 
 
 def home(key: AnyKey) -> AnyKey:
@@ -44,5 +44,5 @@ def home(key: AnyKey) -> AnyKey:
 
 
 def at_home(change: Change) -> Change:
-    writes = (msgspec.structs.replace(each, key=home(each.key)) for each in change.writes)
+    writes = (msgspec.structs.replace(write, key=home(write.key)) for write in change.writes)
     return msgspec.structs.replace(change, writes=tuple(writes))

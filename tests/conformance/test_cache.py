@@ -77,7 +77,7 @@ async def test_who_keeps_too_late_spoils_what_is_being_read(cache: Cache) -> Non
     early = await ticket_of(cache)
     later = await ticket_of(cache, insists=True)
 
-    stood = [await cache.put("run", each, "text") for each in (early, later)]
+    stood = [await cache.put("run", ticket, "text") for ticket in (early, later)]
 
     assert stood == [None, None]
     assert isinstance(await found_in(cache), ReadTicket)

@@ -42,7 +42,7 @@ async def _read(blobs: Blobs, key: str = KEY, *, start: int = 0) -> bytes | None
 @pytest.mark.parametrize(
     "pieces",
     [[], [b""], [b"one"], [b"a", b"", b"b"], [PIECE] * 17],
-    ids=lambda each: str(len(each)),
+    ids=lambda pieces: str(len(pieces)),
 )
 async def test_a_body_that_was_streamed_comes_back_as_its_pieces_joined(
     blobs: Blobs, pieces: list[bytes]

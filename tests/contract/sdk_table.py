@@ -63,7 +63,7 @@ def uses(*names: str) -> Callable[[Use], Use]:
 
 
 def names_of(use: Use) -> list[str]:
-    return [name for name, each in TABLE.items() if each is use]
+    return [name for name, other_use in TABLE.items() if other_use is use]
 
 
 @uses("ZenRowsBatchClient.close", "ZenRowsBatchClient.base_url")
@@ -152,10 +152,10 @@ def _(server: ContractServer) -> None:
 @uses("ZenRowsBatchClient.list_runs", "ZenRowsBatchClient.iter_runs", "JobRef.runs")
 def _(server: ContractServer) -> None:
     (run,) = server.client.list_runs(server.job.job_id, limit=5).runs
-    assert [each.run_id for each in server.client.iter_runs(server.job.job_id, page_size=1)] == [
-        run.run_id
-    ]
-    assert [each.run_id for each in server.job.runs(page_size=1)] == [run.run_id]
+    assert [
+        listed_run.run_id for listed_run in server.client.iter_runs(server.job.job_id, page_size=1)
+    ] == [run.run_id]
+    assert [listed_run.run_id for listed_run in server.job.runs(page_size=1)] == [run.run_id]
 
 
 @uses("ZenRowsBatchClient.list_results", "ZenRowsBatchClient.iter_results")

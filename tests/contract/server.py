@@ -107,4 +107,4 @@ def is_whole_zip(path: Path) -> bool:
 
 
 def ids(things: Iterable[Any], name: str) -> set[str]:
-    return {getattr(each, name) for each in things}
+    return {getattr(record, name) for record in things}

@@ -103,7 +103,9 @@ def _of_run(run: Row, rows: list[Row]) -> list[str]:
 
 def _outcomes(task: Row) -> int:
     """How many tries of its history ended well."""
-    return sum(len(each) < 4 or each[3] is None for each in json.loads(task.get("history", "[]")))
+    return sum(
+        len(attempt) < 4 or attempt[3] is None for attempt in json.loads(task.get("history", "[]"))
+    )
 
 
 def _of_jobs(rows: list[Row]) -> list[str]:

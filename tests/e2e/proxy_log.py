@@ -36,7 +36,7 @@ def operations_in(piece: bytes) -> list[str]:
     ]
     if found:
         return found
-    return [f"s3.{_s3_operation(*each)}" for each in _S3.findall(piece)]
+    return [f"s3.{_s3_operation(*match)}" for match in _S3.findall(piece)]
 
 
 def _s3_operation(method: bytes, target: bytes, headers: bytes) -> str:

@@ -42,7 +42,10 @@ def test_a_job_is_done_by_workers_in_other_processes_and_they_end_when_asked(clo
         assert submitted.status_code == 201, submitted.text
         job_id = submitted.json()["job_id"]
         run = until("the run to end", lambda: ended_run(client, job_id))
-        shown = [httpx.get(_metrics_of(cloud, each), trust_env=False).text for each in workers]
+        shown = [
+            httpx.get(_metrics_of(cloud, metrics_worker), trust_env=False).text
+            for metrics_worker in workers
+        ]
         for worker in workers:
             worker.send_signal(signal.SIGTERM)
         codes = [worker.wait(timeout=60) for worker in workers]
@@ -51,7 +54,7 @@ def test_a_job_is_done_by_workers_in_other_processes_and_they_end_when_asked(clo
     assert run["status"] == "completed"
     assert (run["stats"]["completed"], run["stats"]["total"]) == (120, 120)
     assert codes == [0, 0]
-    assert all("conveyor_engine_calls_total{" in each for each in shown)
+    assert all("conveyor_engine_calls_total{" in text for text in shown)
 
 
 @pytest.mark.parametrize("cloud", ["with Redis"], indirect=True)

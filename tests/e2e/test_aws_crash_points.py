@@ -162,10 +162,10 @@ def test_a_crash_at_any_call_loses_nothing_and_does_nothing_twice(scene: Scene) 
 
     missed = _missed_by_apis(scene, of_api, asked)
     # Before there are workers: a stop that comes after the last task stops nothing.
-    complaints = [each.send_until_answered(scene.desk.client) for each in asked]
+    complaints = [request.send_until_answered(scene.desk.client) for request in asked]
     lazy = _missed_by_workers(scene, of_worker, asked)
     scene.cloud.workers(2)
-    complaints += [each.send_until_answered(scene.desk.client) for each in asked]
+    complaints += [request.send_until_answered(scene.desk.client) for request in asked]
     _wait_until_done(scene, asked, GIVEN_UP)
     until("all to be told", lambda: not _untold(scene) or None, deadline_s=120, every_s=2)
 
@@ -247,7 +247,7 @@ def _crash_workers(scene: Scene, wave: Sequence[Point]) -> list[Point]:
 
 def _has_crashed(cloud: Cloud, pid: int) -> bool:
     """By itself, where it was to; one that lives on is ended here."""
-    (process,) = [each for each in cloud.processes if each.pid == pid]
+    (process,) = [candidate for candidate in cloud.processes if candidate.pid == pid]
     if process.poll() is None:
         process.kill()
         process.wait()
@@ -282,7 +282,7 @@ def _doubled(scene: Scene) -> list[str]:
 
 def _untold(scene: Scene) -> list[str]:
     """Runs with a webhook whose end nobody was told of; each event has one id."""
-    told = {each.headers["X-ZenRows-Event-Id"] for each in scene.receiver.received}
+    told = {delivery.headers["X-ZenRows-Event-Id"] for delivery in scene.receiver.received}
     notices = [row for row in rows_of(scene.cloud, "Notice") if row["pk"].startswith("Notice#")]
     due = [row["notice_id"] for row in notices if row.get("channel", "webhook") == "webhook"]
     return [notice for notice in due if notice not in told]

@@ -93,7 +93,9 @@ def test_a_token_that_nobody_knows_ends_its_delivery(cloud: Cloud) -> None:
 
         def given_up() -> dict[str, str] | None:
             page = client.get(f"/v1/jobs/{job_id}/webhook/deliveries").json()["deliveries"]
-            found: list[dict[str, str]] = [each for each in page if each["status"] == "exhausted"]
+            found: list[dict[str, str]] = [
+                delivery for delivery in page if delivery["status"] == "exhausted"
+            ]
             return found[0] if found else None
 
         delivery = until("the delivery to be given up", given_up)

@@ -45,23 +45,23 @@ class Post:
 
 def _submit(server: Server, url: str) -> Post:
     body = {"type": "scheduled", "schedule": LATER, "tasks": [{"url": url}]}
-    return Post("/v1/jobs", body, lambda each: len(each.call("GET", "/v1/jobs").json()["jobs"]))
+    return Post("/v1/jobs", body, lambda server: len(server.call("GET", "/v1/jobs").json()["jobs"]))
 
 
 def _add(server: Server, url: str) -> Post:
     job_id = server.call("POST", "/v1/jobs", json={"status": "open"}).json()["job_id"]
     server.call("POST", f"/v1/jobs/{job_id}/pause")
 
-    def count(each: Server) -> int:
-        run = each.call("GET", f"/v1/jobs/{job_id}").json()["latest_run"]
+    def count(server: Server) -> int:
+        run = server.call("GET", f"/v1/jobs/{job_id}").json()["latest_run"]
         return int(run["stats"]["total"])
 
     return Post(f"/v1/jobs/{job_id}/tasks", {"tasks": [{"url": url}]}, count)
 
 
 def _rotate(server: Server, url: str) -> Post:
-    def count(each: Server) -> int:
-        keys = each.call("GET", "/v1/hmac/keys").json()
+    def count(server: Server) -> int:
+        keys = server.call("GET", "/v1/hmac/keys").json()
         return sum(keys.get(slot) is not None for slot in ("active", "candidate"))
 
     return Post("/v1/hmac/keys/rotate", None, count)
@@ -71,8 +71,8 @@ def _rerun(server: Server, url: str) -> Post:
     job_id = server.call("POST", "/v1/jobs", json={"tasks": [{"url": url}]}).json()["job_id"]
     until("the run to end", lambda: server.ended_run(job_id))
 
-    def count(each: Server) -> int:
-        return len(each.call("GET", f"/v1/jobs/{job_id}/runs").json()["runs"]) - 1
+    def count(server: Server) -> int:
+        return len(server.call("GET", f"/v1/jobs/{job_id}/runs").json()["runs"]) - 1
 
     return Post(f"/v1/jobs/{job_id}/rerun", None, count)
 

@@ -50,7 +50,7 @@ async def _make_and_delete(app: QuartTrio, port: int) -> None:
 
 def _count_ours() -> Counter[str]:
     gc.collect()
-    kinds = (type(each) for each in gc.get_objects())
+    kinds = (type(instance) for instance in gc.get_objects())
     return Counter(
         f"{kind.__module__}.{kind.__qualname__}"
         for kind in kinds

@@ -130,7 +130,7 @@ def test_an_event_outlives_the_death_of_its_server(tmp_path: Path) -> None:
     assert event["tries"][0]["error"] == "transport_error:connection refused"
     assert again.status_code == 202
     assert first.body == second.body
-    assert {each.headers["webhook-id"] for each in (first, second)} == {event["event_id"]}
+    assert {delivery.headers["webhook-id"] for delivery in (first, second)} == {event["event_id"]}
     assert is_signed(first, key)
     assert is_signed(second, key)
 

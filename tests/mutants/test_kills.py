@@ -27,7 +27,9 @@ def test_a_seed_is_on_record_for_every_mutant_that_can_be_hunted() -> None:
 
 def test_who_is_on_record_noticed_within_five_hundred_seeds() -> None:
     assert max(kill.tried for kill in KILLS.values()) <= 500
-    assert {kill.window for kill in KILLS.values()} <= {each.window for each in MUTANTS.values()}
+    assert {kill.window for kill in KILLS.values()} <= {
+        mutant.window for mutant in MUTANTS.values()
+    }
 
 
 @slow

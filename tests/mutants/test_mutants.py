@@ -32,7 +32,9 @@ def everything() -> dict[tuple[str, str], int]:
         for key, value in list(vars(module).items()):
             found[name, key] = id(value)
             if isclass(value) and value.__module__ == name:
-                found |= {(name, f"{key}.{each}"): id(it) for each, it in vars(value).items()}
+                found |= {
+                    (name, f"{key}.{attribute}"): id(it) for attribute, it in vars(value).items()
+                }
     return found
 
 
@@ -78,7 +80,7 @@ async def probed(mutant: Mutant) -> object:
 def test_a_mutant_says_which_window_it_opens_and_what_breaks(mutant: Mutant) -> None:
     assert 1 <= mutant.window <= 130
     assert mutant.invariants
-    assert all(1 <= each <= 66 for each in mutant.invariants)
+    assert all(1 <= invariant <= 66 for invariant in mutant.invariants)
     assert re.fullmatch(r"[A-Z].*\.", mutant.what)
 
 

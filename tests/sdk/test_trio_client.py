@@ -39,8 +39,8 @@ async def test_a_job_from_submit_to_delete(server: str, site: Site, tmp_path: Pa
         again = await client.submit(site.urls(9), idempotency_key="once")
         run = await client.wait(job.job_id, seen.append, timeout_s=30)
         results = [result async for result in client.results(job.job_id)]
-        good = [each.task_id for each in results if each.index != MISSING]
-        bad = next(each.task_id for each in results if each.index == MISSING)
+        good = [task_result.task_id for task_result in results if task_result.index != MISSING]
+        bad = next(task_result.task_id for task_result in results if task_result.index == MISSING)
         saved = await client.download_all(
             job.job_id, {task_id: tmp_path / task_id for task_id in [*good, bad]}
         )

@@ -27,8 +27,8 @@ OURS, THEIRS = "01HF7YAT002XS0WYH6KZCNQBY8", "01HF7YAT002XS0WYH6KZCNQBY9"
 
 @pytest.mark.parametrize(
     "route",
-    [each for each in ROUTES if each.access is not Access.PUBLIC],
-    ids=lambda each: each.name,
+    [route for route in ROUTES if route.access is not Access.PUBLIC],
+    ids=lambda route: route.name,
 )
 def test_no_route_is_left_unmentioned_by_clients(route: Route) -> None:
     package = Path(conveyor.simulation.clients.__file__).parent
@@ -42,7 +42,7 @@ def test_no_route_is_left_unmentioned_by_clients(route: Route) -> None:
     } or (route.path.rpartition("/")[2] in told)
 
 
-@pytest.mark.parametrize("route", FOREIGN_ROUTES, ids=lambda each: each.name)
+@pytest.mark.parametrize("route", FOREIGN_ROUTES, ids=lambda route: route.name)
 def test_who_trespasses_sends_a_body_wherever_one_is_asked_for(route: Route) -> None:
     takes_one = isinstance(route.does, Command) and route.does.payload is not None
 

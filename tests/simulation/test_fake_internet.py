@@ -70,7 +70,7 @@ async def test_a_receiver_that_drips_has_heard_us_only_if_we_heard_it(
 
     told = await deliver(web)
 
-    heard = [each.status for each in web.history.deliveries]
+    heard = [delivery.status for delivery in web.history.deliveries]
     assert (told, heard) in [(Delivered(204), [None, 204]), (NotDelivered("timeout"), [None])]
 
 

@@ -142,8 +142,8 @@ def test_a_directory_whose_name_was_not_synced_is_lost_with_all_in_it(tmp_path: 
 
 def test_neighbours_stand_in_some_worlds_and_move_nothing_in_the_others() -> None:
     drawn = [draw(seed) for seed in range(200)]
-    with_some = [each for each in drawn if each.neighbours != type(each.neighbours)()]
+    with_some = [options for options in drawn if options.neighbours != type(options.neighbours)()]
 
     assert 40 < len(with_some) < 120
-    assert any(each.neighbours.is_orderly for each in with_some)
-    assert all(each.has_gateway for each in drawn if each.neighbours.gateway_plan)
+    assert any(options.neighbours.is_orderly for options in with_some)
+    assert all(options.has_gateway for options in drawn if options.neighbours.gateway_plan)

@@ -53,7 +53,7 @@ async def test_what_a_process_did_before_it_died_is_done(world: World) -> None:
             "sqs", "SendMessage", {"QueueUrl": f"{URL}q", "MessageBody": "b"}, deadline_s=10.0
         )
 
-    assert [each.body for each in world.aws.sqs.queues[f"{URL}q"].messages.values()] == ["b"]
+    assert [message.body for message in world.aws.sqs.queues[f"{URL}q"].messages.values()] == ["b"]
 
 
 async def test_a_process_may_die_after_what_it_told_redis_and_not_after_it_asked(

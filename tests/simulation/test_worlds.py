@@ -37,7 +37,7 @@ KEPT = [
 
 
 def wrongs(report: Report) -> list[str]:
-    broken = [f"{each.checker}: {each.what}" for each in report.violations]
+    broken = [f"{violation.checker}: {violation.what}" for violation in report.violations]
     return broken + report.liveness_failures + report.crashes
 
 

@@ -25,7 +25,7 @@ def of_class(kind: type, *, without: Collection[str] = ()) -> dict[str, str]:
     source = textwrap.dedent(inspect.getsource(kind))
     (node,) = ast.parse(source).body
     assert isinstance(node, ast.ClassDef)
-    body = [each for each in node.body if _assigned(each) not in without]
+    body = [statement for statement in node.body if _assigned(statement) not in without]
     return _described(f"{kind.__module__}.{kind.__name__}", body, source)
 
 

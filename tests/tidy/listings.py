@@ -76,7 +76,7 @@ def metrics() -> str:
 
 def _collectors(group: Any) -> Iterator[Any]:
     """The collectors of a group of metrics and of the groups within it."""
-    for name in (each.name for each in fields(group) if each.name != "registry"):
+    for name in (entry.name for entry in fields(group) if entry.name != "registry"):
         member = getattr(group, name)
         if is_dataclass(member):
             yield from _collectors(member)
@@ -158,7 +158,7 @@ def _commands(group: click.Group, path: str) -> Iterator[tuple[str, str]]:
 def scrape_options() -> str:
     """The options of `conveyor scrape` as --help shows them."""
     with click.Context(scrape) as ctx:
-        shown = [each.get_help_record(ctx) for each in scrape.params]
+        shown = [param.get_help_record(ctx) for param in scrape.params]
     rows = [(code(record[0]), record[1]) for record in shown if record is not None]
     return table(("option", "meaning"), rows)
 

@@ -171,7 +171,7 @@ def _variables_read() -> dict[str, tuple[str, str, str]]:
     are read."""
     found: dict[str, tuple[str, str, str]] = {}
     local: dict[str, ast.expr] = {}
-    (source,) = (each for each in modules("conveyor") if each.name == "conveyor/config.py")
+    (source,) = (module for module in modules("conveyor") if module.name == "conveyor/config.py")
     (function,) = (
         node
         for node in source.tree.body

@@ -109,7 +109,7 @@ def _structs_within(kind: type[msgspec.Struct]) -> set[type[msgspec.Struct]]:
 
 
 def test_every_setting_stands_in_the_table_and_nothing_else_does() -> None:
-    (config,) = (each for each in modules("conveyor") if each.name == "conveyor/config.py")
+    (config,) = (module for module in modules("conveyor") if module.name == "conveyor/config.py")
 
     read = set(re.findall(r"\bCONVEYOR_[A-Z_]+\b", config.text))
     shown = set(re.findall(r"^\| `(CONVEYOR_[A-Z_]+)` \|", tables.settings(), re.MULTILINE))

@@ -52,7 +52,7 @@ def violations(page: Any) -> list[str]:
         "tags => axe.run(document, {runOnly: {type: 'tag', values: tags}, iframes: false})", AA
     )
     return [
-        f"{each['id']}: {node['html'][:160]}"
-        for each in found["violations"]
-        for node in each["nodes"]
+        f"{violation['id']}: {node['html'][:160]}"
+        for violation in found["violations"]
+        for node in violation["nodes"]
     ]

@@ -169,8 +169,8 @@ def set_the_scene(stage: Stage) -> None:
     paused = stage.submit("leads", [f"item/{n}" for n in range(40)], host_limits={"rate_per_s": 1})
     stage.call("POST", f"/v1/jobs/{paused['job_id']}/pause")
     base, live_base, paused_base = (
-        f"/ui/jobs/{each['job_id']}/runs/{each['latest_run']['run_id']}"
-        for each in (ended, live, paused)
+        f"/ui/jobs/{job_view['job_id']}/runs/{job_view['latest_run']['run_id']}"
+        for job_view in (ended, live, paused)
     )
     api = f"/v1/jobs/{ended['job_id']}/runs/{ended['latest_run']['run_id']}"
     good = stage.call("GET", f"{api}/results?status=successful&limit=1")["results"][0]["task_id"]

@@ -96,7 +96,7 @@ async def test_of_two_who_take_over_an_unreal_claim_one_has_it(
 
     claims = [(await tasks.claim(env, [message.ref]))[0] for _ in range(2)]
 
-    assert [type(each) for each in claims] == [Claimed, HeldByOther]
+    assert [type(claim) for claim in claims] == [Claimed, HeldByOther]
 
 
 @pytest.mark.parametrize("step_s", BACK_S)

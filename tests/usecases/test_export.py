@@ -359,7 +359,7 @@ async def test_a_deleted_run_takes_its_exports_along_even_those_in_the_making(
     await reconcile.delete_due(env)
 
     assert await exports.process(env, waiting) is Exported.FENCED
-    assert [await now_of(env, each) for each in (made, waiting)] == [None, None]
+    assert [await now_of(env, export) for export in (made, waiting)] == [None, None]
     assert await env.blobs.delete_prefix(f"jobs/{run.job_id}/exports") == 0
 
 

@@ -194,7 +194,7 @@ async def test_the_log_is_paged_without_gaps(env: Context, clock: ManualClock) -
         if (cursor := page.next_cursor) is None:
             break
 
-    assert sorted(seen, key=lambda each: each.notice_id) == sorted(
-        told, key=lambda each: each.notice_id
+    assert sorted(seen, key=lambda notice: notice.notice_id) == sorted(
+        told, key=lambda notice: notice.notice_id
     )
-    assert [each.run_id for each in seen] == sorted((n.run_id for n in told), reverse=True)
+    assert [notice.run_id for notice in seen] == sorted((n.run_id for n in told), reverse=True)

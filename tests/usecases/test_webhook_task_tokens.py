@@ -130,7 +130,10 @@ async def test_any_other_refusal_is_tried_again_on_the_schedule_of_webhooks(
     await deliver_due(told)
 
     notice = await callback_of(told, accepted)
-    assert [each.error for each in notice.tries] == ["step_functions:AccessDeniedException", None]
+    assert [attempt.error for attempt in notice.tries] == [
+        "step_functions:AccessDeniedException",
+        None,
+    ]
     assert notice.status is NoticeStatus.DELIVERED
 
 

@@ -197,7 +197,7 @@ async def test_an_outcome_whose_settle_cannot_be_written_is_not_fetched_again(
     world = make_world(script=script, think_s=1.0)
     store = Away(world.env.store)
     store.is_reached = lambda changes: any(
-        isinstance(write.key, StatsKey) for each in changes for write in each.writes
+        isinstance(write.key, StatsKey) for change in changes for write in change.writes
     )
     world = replace(world, env=replace(world.env, store=cast("Any", store)))
 
@@ -270,4 +270,4 @@ async def test_a_single_lost_write_stops_no_fetch(
         _, totals = await world.ended(await world.submit(urls(80)))
 
     assert (totals.successful, world.gateway.calls.total()) == (80, 80)
-    assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]

@@ -42,7 +42,7 @@ class Starts:
         shares = []
         for begin, _ in self.begun:
             if since <= begin <= until - WINDOW_S:
-                window = [each for at, each in self.begun if begin <= at < begin + WINDOW_S]
+                window = [caller for at, caller in self.begun if begin <= at < begin + WINDOW_S]
                 shares.append(window.count(host) / len(window))
         return min(shares)
 

@@ -45,11 +45,13 @@ async def test_of_fifty_at_once_one_works_and_the_others_replay_or_wait(world: W
         for _ in range(50):
             nursery.start_soon(ask)
 
-    made = {each.body for each in seen if each.status == 201}
-    waiting = [each for each in seen if each.status != 201]
+    made = {response.body for response in seen if response.status == 201}
+    waiting = [response for response in seen if response.status != 201]
     assert len(made) == 1
-    assert {(each.status, each.code) for each in waiting} <= {(409, "idempotency_in_progress")}
-    assert all(int(each.headers["Retry-After"]) >= 1 for each in waiting)
+    assert {(response.status, response.code) for response in waiting} <= {
+        (409, "idempotency_in_progress")
+    }
+    assert all(int(response.headers["Retry-After"]) >= 1 for response in waiting)
     assert await _job_count(world) == 1
 
 

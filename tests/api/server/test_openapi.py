@@ -51,12 +51,18 @@ def test_every_operation_parameter_and_response_is_described() -> None:
     missing = []
     for name, operation in operations():
         described = [operation, *operation["parameters"]]
-        described += [each for each in operation["responses"].values() if "$ref" not in each]
-        missing += [name for each in described if not each.get("description")]
+        described += [
+            described_part
+            for described_part in operation["responses"].values()
+            if "$ref" not in described_part
+        ]
+        missing += [name for part in described if not part.get("description")]
 
     assert missing == []
-    assert all(each["description"] for each in DOCUMENT["components"]["responses"].values())
-    assert all(each["description"] for each in DOCUMENT["components"]["securitySchemes"].values())
+    assert all(response["description"] for response in DOCUMENT["components"]["responses"].values())
+    assert all(
+        scheme["description"] for scheme in DOCUMENT["components"]["securitySchemes"].values()
+    )
 
 
 def test_every_schema_and_every_field_is_described() -> None:
@@ -65,7 +71,9 @@ def test_every_schema_and_every_field_is_described() -> None:
         for name, schema in SCHEMAS.items()
         for field, value in schema.get("properties", {}).items()
     }
-    nested = [value for each in values_of(SCHEMAS, "properties") for value in each.values()]
+    nested = [
+        value for schema_part in values_of(SCHEMAS, "properties") for value in schema_part.values()
+    ]
 
     assert [name for name, schema in SCHEMAS.items() if not schema.get("description")] == []
     assert [name for name, value in fields.items() if not value.get("description")] == []
@@ -113,7 +121,9 @@ async def test_the_example_is_answered_as_the_document_says(route: Route) -> Non
     assert seen.status == expected_status(route)
     shown = operation["responses"][str(seen.status)]
     assert ids == {
-        each["name"]: each["example"] for each in operation["parameters"] if each["in"] == "path"
+        parameter["name"]: parameter["example"]
+        for parameter in operation["parameters"]
+        if parameter["in"] == "path"
     }
     if isinstance(route.answers[seen.status], type):
         media = shown["content"]["application/json"]

@@ -277,7 +277,7 @@ async def test_tests_of_webhooks_are_limited() -> None:
     body = {"url": "https://example.com/hook"}
     seen = [await world.call("POST", "/v1/webhook/test", body) for _ in range(4)]
 
-    assert [each.status for each in seen[:3]] == [200] * 3
+    assert [response.status for response in seen[:3]] == [200] * 3
     assert _is_refused(seen[3], "webhook_tests_per_min")
     assert len(world.receiver.heard) == 3
 
@@ -288,7 +288,7 @@ async def test_the_quotas_show_limits_and_use_and_metrics_count_refusals() -> No
     await _submit(world, 4)
     await _submit(world)
 
-    shown = {each["name"]: each for each in (await world.get("/v1/quotas")).json["quotas"]}
+    shown = {quota["name"]: quota for quota in (await world.get("/v1/quotas")).json["quotas"]}
 
     assert shown["live_runs"] == {"name": "live_runs", "limit": 2, "used": 2}
     assert shown["open_jobs"]["used"] == 1

@@ -33,13 +33,13 @@ async def test_who_is_ahead_of_time_takes_no_lease_that_its_holder_believes_in(
     other = DynamoCoordinator(client, table, clock=fast, random=Random(2))
     [held] = await holder.acquire(JOB, RUN, count_max=1, cap=1, ttl_s=30)
 
-    for each in (clock, fast):
-        each.advance(29.9)
+    for process_clock in (clock, fast):
+        process_clock.advance(29.9)
     assert await other.acquire(JOB, RUN, count_max=1, cap=1, ttl_s=30) == []
     assert await holder.renew([held], ttl_s=30) == frozenset()
 
-    for each in (clock, fast):
-        each.advance(30)
+    for process_clock in (clock, fast):
+        process_clock.advance(30)
     assert len(await other.acquire(JOB, RUN, count_max=1, cap=1, ttl_s=30)) == 1
     assert await holder.renew([held], ttl_s=30) == frozenset({held})
 

@@ -95,8 +95,8 @@ def test_two_processes_at_once_never_hold_more_than_the_cap(
                     await both[1 - who].release(taken)
 
             async with trio.open_nursery() as nursery:
-                for each in turns:
-                    nursery.start_soon(turn, *each)
+                for turn_taker in turns:
+                    nursery.start_soon(turn, *turn_taker)
             assert await both[0].count(RUN) == len(held)
 
     trio.run(take_turns)
@@ -127,7 +127,7 @@ async def test_leases_of_many_jobs_and_doors_are_renewed_in_one_call(url: str) -
             HostPool(JOB, "b.test", 2),
         ]
         leases += [
-            each for each in await coordinator.acquire_hosts(pools, ttl_s=30) if each is not None
+            host for host in await coordinator.acquire_hosts(pools, ttl_s=30) if host is not None
         ]
         await coordinator.release(leases[::4])
 

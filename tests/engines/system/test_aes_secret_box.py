@@ -43,7 +43,9 @@ def test_what_one_vault_sealed_another_cannot_open() -> None:
 def test_a_sealed_text_with_any_one_character_changed_does_not_open(data: st.DataObject) -> None:
     sealed = VAULT.seal(b"secret", place="here")
     index = data.draw(st.integers(0, len(sealed) - 1))
-    letter = data.draw(st.sampled_from(string.printable).filter(lambda each: each != sealed[index]))
+    letter = data.draw(
+        st.sampled_from(string.printable).filter(lambda character: character != sealed[index])
+    )
 
     with pytest.raises(CannotUnseal):
         VAULT.unseal(sealed[:index] + letter + sealed[index + 1 :], place="here")
@@ -122,7 +124,7 @@ def test_the_first_to_ask_makes_the_secret_and_the_next_gets_the_same(tmp_path: 
 
     assert first == second
     assert len(first) == 32
-    assert [each.name for each in path.parent.iterdir()] == ["secret"]
+    assert [file.name for file in path.parent.iterdir()] == ["secret"]
 
 
 def test_only_the_owner_may_read_the_secret(tmp_path: Path) -> None:
@@ -140,7 +142,7 @@ def test_all_who_ask_for_a_new_secret_at_once_get_the_same(tmp_path: Path) -> No
         secrets = set(pool.map(lambda _: load_or_create_secret(path), range(64)))
 
     assert len(secrets) == 1
-    assert [each.name for each in tmp_path.iterdir()] == ["secret"]
+    assert [file.name for file in tmp_path.iterdir()] == ["secret"]
 
 
 def test_two_files_hold_different_secrets(tmp_path: Path) -> None:

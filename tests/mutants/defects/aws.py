@@ -53,7 +53,7 @@ def _flips_then_counts(_: Any) -> Any:
         rows = await table.get_all([write.key for change in changes for write in change.writes])
         refusals = {number: judge(change.writes, rows) for number, change in group}
         refused = {number: verdict for number, verdict in refusals.items() if verdict is not None}
-        left = [each for each in group if each[0] not in refused]
+        left = [member for member in group if member[0] not in refused]
         return refused | (await mutated(table, left) if left else {})
 
     return mutated

@@ -33,7 +33,7 @@ def _whether_open_or_not(add_batch: Any) -> Any:
         of_job, of_run, *rest = change.writes
         assert isinstance(of_job, Update)
         assert isinstance(of_run, Update)
-        unguarded = [msgspec.structs.replace(each, guard=ANY) for each in (of_job, of_run)]
+        unguarded = [msgspec.structs.replace(write, guard=ANY) for write in (of_job, of_run)]
         return Change((*unguarded, *rest), change.effects)
 
     return mutated
@@ -104,7 +104,7 @@ _LOST_ANSWERS = {
     "haste": 10.0,
     "think_s": 0.1,
     "disturb_s": NEVER_S,
-    "rates": {each.value: 0.0 for each in Fault if each.value.startswith(_QUIET)}
+    "rates": {fault.value: 0.0 for fault in Fault if fault.value.startswith(_QUIET)}
     | {"answer_lost": 0.02},
 }
 """A client that closes an idle job and gets no answer leaves its end to the sweeper."""

@@ -94,7 +94,7 @@ def _one_pass(insert_intent: Any) -> Any:
 
 def _notice_apart(commit: Any) -> Any:
     async def mutated(self: Any, change: Change) -> Verdict:
-        writes = tuple(each for each in change.writes if not _tells(each))
+        writes = tuple(write for write in change.writes if not _tells(write))
         verdict: Verdict = await commit(self, msgspec.structs.replace(change, writes=writes))
         for notice in filter(_tells, change.writes):
             await commit(self, Change((notice,)))

@@ -45,7 +45,7 @@ def a_moment(
     return StateChange(
         before=earlier,
         after=later,
-        changes=[each for each in compare(earlier, later) if each.old != each.new],
+        changes=[change for change in compare(earlier, later) if change.old != change.new],
         history=history or History(),
         body=stored.get,
         bodies=lambda: [*stored],

@@ -79,7 +79,7 @@ def test_a_rerun_for_which_there_are_no_rows_is_reported() -> None:
 def test_an_added_list_that_is_not_there_is_reported() -> None:
     rows = (a_job(), a_run(), a_batch(total=3))
     one, two = (an_addition(key=key) for key in ("key-1", "key-2"))
-    first, second = (a_batch(batch_id=BatchId(each), total=3) for each in ("B1", "B2"))
+    first, second = (a_batch(batch_id=BatchId(batch_id), total=3) for batch_id in ("B1", "B2"))
     history = History(calls=[one, an_addition(key="key-1"), two])
 
     assert list(an_accepted_list_is_durable(a_moment(*rows, first, history=history), two))

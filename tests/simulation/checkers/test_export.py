@@ -70,7 +70,7 @@ def test_a_file_with_another_body_is_reported(kind: ExportFormat) -> None:
     assert list(an_export_has_each_task_once(published(kind, a_file(kind, swapped))))
 
 
-@pytest.mark.parametrize("kind", [each for each in ExportFormat if each is not ExportFormat.CSV])
+@pytest.mark.parametrize("kind", [kind for kind in ExportFormat if kind is not ExportFormat.CSV])
 def test_a_file_that_ends_early_is_reported(kind: ExportFormat) -> None:
     whole = a_file(kind, ALL)
 
@@ -80,7 +80,7 @@ def test_a_file_that_ends_early_is_reported(kind: ExportFormat) -> None:
 @every_format
 def test_a_download_that_is_not_of_its_run_is_reported(kind: ExportFormat) -> None:
     path = f"/v1/jobs/{JOB}/runs/{RUN}/exports/{an_export().export_id}/content"
-    good, bad = (a_call(path=path, answer=a_file(kind, each)) for each in (ALL, ALL[1:]))
+    good, bad = (a_call(path=path, answer=a_file(kind, tasks)) for tasks in (ALL, ALL[1:]))
     moment = published(kind, a_file(kind, ALL))
 
     assert list(a_download_is_of_its_run(moment, good)) == []

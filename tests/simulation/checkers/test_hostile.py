@@ -99,7 +99,7 @@ def _expired(seconds: float) -> list[str]:
     moment = a_moment(a_job(), run, task, bodies={"body": b"x"})
     content = a_call(path=f"/v1/jobs/{JOB}/runs/{RUN}/tasks/{task.task_id}/content")
     served = an_expired_result_is_not_served(moment, content)
-    return [each for found in (an_expired_body_is_gone(moment), served) for each in found]
+    return [violation for found in (an_expired_body_is_gone(moment), served) for violation in found]
 
 
 def test_a_body_that_is_gone_is_reported_unless_clocks_leap_by_days() -> None:

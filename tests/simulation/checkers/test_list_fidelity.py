@@ -54,7 +54,7 @@ def test_a_list_that_was_added_and_is_missing_is_reported() -> None:
 
     found = list(every_line_is_its_task(completed(*tasks(URLS[0]), history=history)))
 
-    assert ["lacks a list of 1 lines" in each for each in found] == [True]
+    assert ["lacks a list of 1 lines" in violation for violation in found] == [True]
 
 
 def test_a_list_whose_answer_was_lost_may_be_there() -> None:

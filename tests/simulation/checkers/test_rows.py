@@ -107,8 +107,8 @@ def test_what_is_left_in_queues_of_a_deleted_job_is_reported() -> None:
     ref = f"ref of {JOB}".encode()
     left = (StoredItem("queue", RUN), StoredItem("message", "any", ref), StoredItem("mark", JOB))
 
-    for each in left:
-        assert list(nobody_is_sent_for_what_was_deleted(a_moment(deleted, remains=[each])))
+    for leftover in left:
+        assert list(nobody_is_sent_for_what_was_deleted(a_moment(deleted, remains=[leftover])))
     assert list(nobody_is_sent_for_what_was_deleted(a_moment(*standing, remains=left))) == []
 
 
@@ -178,7 +178,7 @@ def test_a_run_that_nobody_finds_is_reported() -> None:
     since = {"long": -500.0, "short": -50.0}
     histories = [History(idle_since={RUN: at}, sweep_s=15.0) for at in since.values()]
 
-    found = [bool(list(an_idle_run_is_found(a_moment(history=each)))) for each in histories]
+    found = [bool(list(an_idle_run_is_found(a_moment(history=history)))) for history in histories]
     assert found == [True, False]
 
 

@@ -51,7 +51,7 @@ def test_a_secret_in_a_log_is_reported() -> None:
 
 
 def test_a_secret_in_an_answer_is_reported() -> None:
-    hidden, told = ({"zenrows_params": {"custom_headers": each}} for each in ("***", SECRET))
+    hidden, told = ({"zenrows_params": {"custom_headers": header}} for header in ("***", SECRET))
 
     assert list(no_secret_is_shown(a_moment(), a_call(answer=told)))
     assert list(no_secret_is_shown(a_moment(), a_call(answer=told, status=400)))

@@ -100,7 +100,7 @@ def changes(draw: st.DrawFn) -> Params:
         clauses["ADD"].append("#done :delta")
         names.append("done")
         given[":delta"] = {"N": draw(numbers)}
-    text = " ".join(f"{verb} {', '.join(each)}" for verb, each in clauses.items() if each)
+    text = " ".join(f"{verb} {', '.join(parts)}" for verb, parts in clauses.items() if parts)
     used = {f"#{name}": name for name in names} | guard.get("ExpressionAttributeNames", {})
     params = {**guard, "UpdateExpression": text, "ExpressionAttributeNames": used}
     return {**params, "ExpressionAttributeValues": given} if given else params

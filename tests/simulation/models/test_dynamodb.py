@@ -17,12 +17,12 @@ Params = dict[str, Any]
 
 
 async def put(world: World, *items: Params) -> None:
-    for each in items:
-        await world.dynamodb("PutItem", TableName=TABLE, Item=each)
+    for row in items:
+        await world.dynamodb("PutItem", TableName=TABLE, Item=row)
 
 
 async def together(world: World, *items: Params, **more: Any) -> Params:
-    steps = [{"Put": {"TableName": TABLE, "Item": each}} for each in items]
+    steps = [{"Put": {"TableName": TABLE, "Item": item}} for item in items]
     return await world.dynamodb("TransactWriteItems", TransactItems=steps, **more)
 
 
@@ -45,7 +45,7 @@ async def by_owner(world: World, owner: str) -> list[str]:
         KeyConditionExpression="g1 = :pk",
         ExpressionAttributeValues={":pk": {"S": owner}},
     )
-    return [each["sk"]["S"] for each in answer["Items"]]
+    return [item["sk"]["S"] for item in answer["Items"]]
 
 
 async def refusal(call: Any) -> tuple[str, tuple[str, ...]]:
@@ -58,7 +58,7 @@ async def test_what_is_too_large_is_refused(world: World) -> None:
     large = item("a", text="x" * 400 * 1024)
     some = [item(str(number), text="x" * 300 * 1024) for number in range(14)]
     many = [item(str(number)) for number in range(101)]
-    puts = [{"PutRequest": {"Item": each}} for each in many[:26]]
+    puts = [{"PutRequest": {"Item": row}} for row in many[:26]]
 
     for call in (
         put(world, large),
@@ -216,7 +216,7 @@ async def test_a_throttled_shard_throttles_no_other(
 
 async def test_batches_are_left_unprocessed_in_part(world: World) -> None:
     items = [item(str(number)) for number in range(25)]
-    puts = [{"PutRequest": {"Item": each}} for each in items]
+    puts = [{"PutRequest": {"Item": row}} for row in items]
     keys = [key(str(number)) for number in range(25)]
     world.suffers(DynamoFaults(unprocessed_rate=0.5))
 
@@ -226,7 +226,7 @@ async def test_batches_are_left_unprocessed_in_part(world: World) -> None:
     left = wrote["UnprocessedItems"][TABLE]
     unread = read["UnprocessedKeys"][TABLE]["Keys"]
     assert 0 < len(left) < 25
-    assert all(each in puts for each in left)
+    assert all(put in puts for put in left)
     assert 0 < len(unread) < 25
     assert len(read["Responses"][TABLE]) <= 25 - len(unread)
     fired = world.fault_source.fired
@@ -355,7 +355,7 @@ async def test_pages_come_back_short_and_empty_and_lose_nothing(
     while True:
         answer = await page(world, ScanIndexForward=is_forward, **start)
         sizes.append(answer["Count"])
-        found += [each["sk"]["S"] for each in answer["Items"]]
+        found += [row["sk"]["S"] for row in answer["Items"]]
         if "LastEvaluatedKey" not in answer:
             break
         start = {"ExclusiveStartKey": answer["LastEvaluatedKey"]}

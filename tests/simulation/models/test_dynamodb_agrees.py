@@ -30,7 +30,7 @@ _definition = {
         {"AttributeName": "sk", "KeyType": "RANGE"},
     ],
     "AttributeDefinitions": [
-        {"AttributeName": each, "AttributeType": "S"} for each in ("pk", "sk", "g1", "g1s")
+        {"AttributeName": name, "AttributeType": "S"} for name in ("pk", "sk", "g1", "g1s")
     ],
     "GlobalSecondaryIndexes": [
         {

@@ -116,8 +116,8 @@ async def to_a_queue(world: World, number: int) -> None:
         answer = await world.sqs("ReceiveMessage", **QUEUE, **asked)
         await world.sqs("ReceiveMessage", **QUEUE, **asked)
         await trio.sleep(number % 10)
-        receipts = [each["ReceiptHandle"] for each in answer.get("Messages", ())]
-        entries = [{"Id": str(n), "ReceiptHandle": each} for n, each in enumerate(receipts)]
+        receipts = [message["ReceiptHandle"] for message in answer.get("Messages", ())]
+        entries = [{"Id": str(n), "ReceiptHandle": receipt} for n, receipt in enumerate(receipts)]
         await world.sqs("DeleteMessageBatch", **QUEUE, Entries=entries)
     if number % 20 == 0:
         with suppress(AwsError, NoResponse):

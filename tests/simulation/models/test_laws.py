@@ -276,8 +276,8 @@ async def test_a_scrub_removes_all_though_batches_are_left_undone(
     await trio.sleep(120)
 
     table = harsh.aws.dynamodb.tables["rows"]
-    jobs = [each for name, each in table.partitions.items() if name.startswith("Job#")]
-    rows = [sort for each in jobs for sort in each.rows]
+    jobs = [partition for name, partition in table.partitions.items() if name.startswith("Job#")]
+    rows = [sort for job in jobs for sort in job.rows]
     assert rows == [("Job",)]
     assert harsh.fault_source.fired["dynamodb.unprocessed_items"] > 0
 

@@ -64,7 +64,7 @@ async def test_two_primaries_give_more_than_the_cap_and_what_one_gave_is_lost(
     several = [a_coordinator(world, seed) for seed in range(8)]
     world.suffers(RedisFaults(split_rate=1.0, split_s=(30.0, 30.0)))
 
-    leases = [lease for each in several for lease in await take(each, cap=1)]
+    leases = [lease for coordinator in several for lease in await take(coordinator, cap=1)]
     world.heals()
     await trio.sleep(31)
 
@@ -178,7 +178,7 @@ async def _told(
             case "enter":
                 pools = [HostPool(JOB, f"h{pick}", cap=count, spacing_s=0.5 * pick)] * count
                 passed = await coordinator.acquire_hosts(pools, ttl_s=2)
-                leases += [each for each in passed if each is not None]
+                leases += [lease for lease in passed if lease is not None]
                 told.append(passed)
             case "renew":
                 told.append(await coordinator.renew(some, ttl_s=2))

@@ -50,9 +50,9 @@ async def test_a_list_may_be_cut_short(world: World) -> None:
     page = await world.s3("ListObjectsV2", Prefix="k/")
     rest = await world.s3("ListObjectsV2", ContinuationToken=page["NextContinuationToken"])
 
-    assert [each["Key"] for each in page["Contents"]] == ["k/a"]
+    assert [entry["Key"] for entry in page["Contents"]] == ["k/a"]
     assert page["IsTruncated"]
-    assert [each["Key"] for each in rest["Contents"]] == ["k/b"]
+    assert [entry["Key"] for entry in rest["Contents"]] == ["k/b"]
 
 
 async def test_some_objects_may_not_be_deleted(world: World) -> None:
@@ -66,7 +66,9 @@ async def test_some_objects_may_not_be_deleted(world: World) -> None:
 
     left = await world.s3("ListObjectsV2", Prefix="k/")
     assert 0 < len(answer["Errors"]) < 10
-    assert [each["Key"] for each in left["Contents"]] == [each["Key"] for each in answer["Errors"]]
+    assert [entry["Key"] for entry in left["Contents"]] == [
+        entry["Key"] for entry in answer["Errors"]
+    ]
 
 
 async def test_an_upload_in_parts_may_be_left_open(world: World) -> None:

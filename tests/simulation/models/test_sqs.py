@@ -33,13 +33,13 @@ async def receive(world: World, count: int = 10, **more: Any) -> list[Any]:
 
 
 async def delete(world: World, *messages: Any) -> Any:
-    receipts = [each["ReceiptHandle"] for each in messages]
-    entries = [{"Id": str(n), "ReceiptHandle": each} for n, each in enumerate(receipts)]
+    receipts = [message["ReceiptHandle"] for message in messages]
+    entries = [{"Id": str(n), "ReceiptHandle": receipt} for n, receipt in enumerate(receipts)]
     return await world.sqs("DeleteMessageBatch", **QUEUE, Entries=entries)
 
 
 def bodies(messages: list[Any]) -> list[str]:
-    return [each["Body"] for each in messages]
+    return [message["Body"] for message in messages]
 
 
 async def test_a_message_may_be_delivered_twice_at_once(world: World) -> None:
@@ -195,7 +195,7 @@ async def test_a_batch_may_be_taken_in_part(world: World) -> None:
     answer = await world.sqs("SendMessageBatch", **QUEUE, Entries=entries)
     world.heals()
 
-    taken = {each["Id"] for each in answer["Successful"]}
+    taken = {entry["Id"] for entry in answer["Successful"]}
     assert 0 < len(taken) < 10
     assert len(answer["Failed"]) == 10 - len(taken)
     assert {*bodies(await receive(world))} == taken

@@ -71,7 +71,7 @@ class World:
             S3Faults: "s3",
             RedisFaults: "redis",
         }
-        self.fault_source.pessimism = FaultRates(**{kinds[type(each)]: each for each in faults})  # type: ignore[arg-type]
+        self.fault_source.pessimism = FaultRates(**{kinds[type(fault)]: fault for fault in faults})  # type: ignore[arg-type]
 
     def heals(self) -> None:
         self.fault_source.pessimism = CALM

@@ -87,7 +87,7 @@ async def test_every_process_reads_the_same_percentage(measuring: Context) -> No
     await publish_reports(other, WorkerReport(300, 40), {})
     await demand.publish(other, [RunDemand(480)])
 
-    found = [await demand.load(each) for each in (measuring, other)]
+    found = [await demand.load(env) for env in (measuring, other)]
 
     assert found == [Demand(480, 600, 60)] * 2
     assert found[0].percent == 80.0

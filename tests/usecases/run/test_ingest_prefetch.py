@@ -37,7 +37,7 @@ async def test_each_is_used_once_in_order_and_the_next_is_made_meanwhile() -> No
 
     assert await prefetch_each(numbers(3, log), use)
 
-    assert [each for each in log if "used" in each] == ["used 0", "used 1", "used 2"]
+    assert [entry for entry in log if "used" in entry] == ["used 0", "used 1", "used 2"]
     assert log.index("made 1") < log.index("used 0")
     assert "made 2" not in log[: log.index("used 0")]
     assert log[-1] == "closed" or log[-2] == "closed"

@@ -177,8 +177,8 @@ async def test_every_live_run_is_looked_at_however_many_there_are(
 ) -> None:
     monkeypatch.setattr(reconcile, "_PAGE", 3)
     accepted = [await submit(env, 1) for _ in range(10)]
-    for each in accepted:
-        await env.commit(termination.request_stop(each.run, reason=None, now=env.now()))
+    for submitted in accepted:
+        await env.commit(termination.request_stop(submitted.run, reason=None, now=env.now()))
 
     repairs = await reconcile.sweep_runs(env)
 

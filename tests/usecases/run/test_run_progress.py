@@ -131,7 +131,7 @@ async def test_whatever_changes_the_run_is_seen_at_once(
     await jobs.close(env, CALLER, added_to.job_id)
     seen.append(await cached_totals(env, await run_of(env, run)))
 
-    assert [(each.admitted, each.done) for each in seen] == [(5, 0), (8, 1), (8, 2), (8, 3)]
+    assert [(totals.admitted, totals.done) for totals in seen] == [(5, 0), (8, 1), (8, 2), (8, 3)]
 
 
 async def _job_of(env: Context, run: Run) -> Job:
@@ -356,7 +356,9 @@ async def test_abandoned_calls_are_summed_over_processes_until_they_must_have_en
     for process_id, count in (("p-1", 2), ("p-2", 3)):
         await run_progress.leave_abandoned(replace(env, process_id=process_id), run.run_id, count)
 
-    counts = [await run_progress.count_abandoned(env, each.run_id) for each in (run, other)]
+    counts = [
+        await run_progress.count_abandoned(env, ended_run.run_id) for ended_run in (run, other)
+    ]
     clock.advance(limits.SCRAPE_DEADLINE_S + 1)
 
     assert counts == [5, 0]

@@ -96,7 +96,7 @@ async def test_a_claim_whose_answer_is_lost_costs_those_beside_it_nothing(env: C
     claims = await tasks.claim(replace(env, store=OneAnswerLost(env.store)), refs)
 
     until = env.now() + limits.CLAIM_TTL_S
-    assert [type(each) for each in claims] == [Claimed, HeldByOther, Claimed]
+    assert [type(claim) for claim in claims] == [Claimed, HeldByOther, Claimed]
     assert claims[1] == HeldByOther(until=until)
 
 

@@ -84,8 +84,8 @@ async def test_small_closed_jobs_have_one_shard_and_others_are_spread(env: Conte
     growing = await submit(env, 3, is_open=True)
     large = await submit(env, LATER_FROM)
 
-    assert [each.job.shard_count for each in (small, growing, large)] == [1, 4, 4]
-    assert [each.run.shard_count for each in (small, growing, large)] == [1, 4, 4]
+    assert [accepted.job.shard_count for accepted in (small, growing, large)] == [1, 4, 4]
+    assert [accepted.run.shard_count for accepted in (small, growing, large)] == [1, 4, 4]
 
 
 async def test_an_open_job_may_start_without_tasks(env: Context) -> None:

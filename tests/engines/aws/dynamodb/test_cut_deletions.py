@@ -66,4 +66,4 @@ async def test_what_points_at_a_row_and_the_row_both_go_in_the_end(
         pass
 
     partitions = model.dynamodb.tables["rows"].partitions.values()
-    assert [sort for each in partitions for sort in each.rows] == [("Job",)]
+    assert [sort for partition in partitions for sort in partition.rows] == [("Job",)]

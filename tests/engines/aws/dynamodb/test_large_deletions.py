@@ -29,7 +29,7 @@ async def delete_a_run(shard_count: int) -> float:
         pass
 
     rows = world.aws.dynamodb.tables[TABLE].partitions.values()
-    assert sum(len(each.rows) for each in rows) == 1, "more than the job is left"
+    assert sum(len(row.rows) for row in rows) == 1, "more than the job is left"
     return trio.current_time() - began
 
 

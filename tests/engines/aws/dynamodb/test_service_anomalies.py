@@ -119,7 +119,7 @@ async def test_deletes_that_were_left_undone_are_sent_again_and_not_for_ever(
     with pytest.raises(Unavailable):
         await stuck.remove([("a", "b")])
 
-    assert [len(each["RequestItems"][NAME]) for _, _, each in transport.asked] == [2, 1, 1]
+    assert [len(params["RequestItems"][NAME]) for _, _, params in transport.asked] == [2, 1, 1]
 
 
 async def test_a_page_goes_on_over_empty_answers(autojump_clock: MockClock) -> None:

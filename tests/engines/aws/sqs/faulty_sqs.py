@@ -42,7 +42,7 @@ class SpoiltSqs:
     @property
     def bodies(self) -> dict[str, list[str]]:
         queues = self.model.sqs.queues
-        return {url: [each.body for each in queues[url].messages.values()] for url in queues}
+        return {url: [message.body for message in queues[url].messages.values()] for url in queues}
 
     async def call(
         self, service: str, operation: str, params: Params, *, deadline_s: float
