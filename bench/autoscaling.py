@@ -301,17 +301,28 @@ async def _left(fleet: Fleet, jobs: list[Accepted]) -> int:
     return left
 
 
+def _shortened(pages: int | None) -> list[Load]:
+    """Returns the loads, those of one job with so many pages."""
+    return [
+        replace(load, pages=pages, name=f"{pages:,} pages, cap {load.cap:,}")
+        if pages and load.jobs == 1
+        else load
+        for load in LOADS
+    ]
+
+
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench autoscaling", description=__doc__)
     parser.add_argument("--scale", type=int, help="divides the load and the slots")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--load", type=int, action="append", help="only this one (1 to 3)")
+    parser.add_argument("--pages", type=int, help="another length for the loads of one job")
     parser.add_argument("--rule", action="append", choices=list(RULES), help="only this one")
     options = parser.parse_args(arguments)
     logging.disable(logging.WARNING)
     titles = "load", "rule", "worker-hours", "drained after", "most", "10 after", "refetched", "CPU"
     print(f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}")
-    for number, load in enumerate(LOADS, 1):
+    for number, load in enumerate(_shortened(options.pages), 1):
         if options.load and number not in options.load:
             continue
         for name in options.rule or RULES:
