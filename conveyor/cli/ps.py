@@ -47,7 +47,7 @@ def ps(settings: Settings, folder: Path | None, watch: bool, as_json: bool) -> N
         except NotRunning as error:
             if is_first:
                 raise click.ClickException(str(error)) from None
-            click.echo("It has ended.", err=True)
+            click.echo("The process has ended.", err=True)
             return
         if watch and console.is_terminal:
             console.clear()

@@ -63,7 +63,7 @@ def test_a_watch_ends_with_the_scrape(program: Program, site: Site) -> None:
         ended = finish(watch)
 
     assert ended.code == 0
-    assert "It has ended" in ended.err
+    assert "The process has ended" in ended.err
 
 
 @contextmanager

@@ -178,9 +178,7 @@ def test_a_shared_file_has_one_writer(run: Scrape, site: OptionsSite) -> None:
 # TLS.
 
 
-def test_a_certificate_that_nobody_signed_is_refused_unless_insecure(
-    run: Scrape, tmp_path: Path
-) -> None:
+def test_a_self_signed_certificate_is_refused_unless_insecure(run: Scrape, tmp_path: Path) -> None:
     with OptionsSite(("127.0.0.1", 0), Handler) as server:
         server.asked, server.robots, server.scheme = [], "", "https"
         server.socket = Certificate(tmp_path).server.wrap_socket(server.socket, server_side=True)
