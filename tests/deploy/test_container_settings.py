@@ -101,6 +101,27 @@ def test_a_health_check_fails_where_nothing_listens(program: Program) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("role", ["api", "worker"])
+def test_a_process_whose_engine_does_not_answer_is_never_ready(program: Program, role: str) -> None:
+    """It ends with the cause before it listens, and the platform starts it again."""
+    aws = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_REGION": "eu-west-1"}
+    names = {"CONVEYOR_TABLE": "t", "CONVEYOR_BUCKET": "b", "CONVEYOR_SECRET_KEY": "0f" * 32}
+
+    ended = program.run(
+        role,
+        **aws,
+        **names,
+        AWS_ENDPOINT_URL="http://127.0.0.1:1",
+        CONVEYOR_ENGINE="aws",
+        CONVEYOR_PORT="0",
+    )
+
+    assert ended.code != 0
+    assert "sqs.GetQueueUrl: connection refused" in ended.err
+    assert "is listening" not in ended.err
+
+
+@pytest.mark.slow
 def test_a_check_names_what_an_embedded_deployment_lacks(program: Program) -> None:
     ended = program.run("check", CONVEYOR_SECRET_KEY="short")
 

@@ -86,7 +86,7 @@ async def test_no_route_takes_a_parameter_that_it_does_not_name(world: World) ->
     readable = [route for route in ROUTES if isinstance(route.does, Query)]
 
     for route in readable:
-        path = route.path.format(**ids, task_id="x")
+        path = route.path.format(**ids, task_id="x", file="x")
         key = None if route.access is Access.PUBLIC else "anna-key"
         refused = await world.call("GET", f"{path}?misspelt=1", key=key)
 
