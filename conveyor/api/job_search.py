@@ -103,21 +103,21 @@ FILTERS = (
 
 
 async def find_matching(
-    env: Context, query: JobsOf, wanted: JobFilter
+    env: Context, query: JobsOf, job_filter: JobFilter
 ) -> tuple[list[JobResponse], JobId | None]:
     """Returns up to `limit` jobs, and the id after which the next page starts; None at the end.
 
     A page may be short: it ends after JOBS_READ_MAX rows, however rare the matching jobs are.
     """
-    if wanted.is_live:
-        return await _show(env, _live_jobs(env, query), query.limit, wanted)
+    if job_filter.is_live:
+        return await _show(env, _live_jobs(env, query), query.limit, job_filter)
     responses: list[JobResponse] = []
     position = query.before
     for _ in range(limits.JOBS_READ_MAX // limits.LIST_ROWS_MAX):
         page = msgspec.structs.replace(query, before=position, limit=limits.LIST_ROWS_MAX)
         rows = await env.store.find(page)
-        found, until = await _show(env, _each(rows), query.limit - len(responses), wanted)
-        responses += found
+        matching, until = await _show(env, _each(rows), query.limit - len(responses), job_filter)
+        responses += matching
         if until is not None:
             return responses, until
         if len(rows) < limits.LIST_ROWS_MAX:
@@ -127,29 +127,29 @@ async def find_matching(
 
 
 async def _show(
-    env: Context, jobs: AsyncGenerator[Job, None], count: int, wanted: JobFilter
+    env: Context, jobs: AsyncGenerator[Job, None], count: int, job_filter: JobFilter
 ) -> tuple[list[JobResponse], JobId | None]:
     """The first `count` jobs that match, and the last of them if others may follow."""
     responses: list[JobResponse] = []
     async with aclosing(jobs):
         async for job in jobs:
-            if not wanted.matches_name(job) or not await _may_match(env, job, wanted):
+            if not job_filter.matches_name(job) or not await _may_match(env, job, job_filter):
                 continue
             response = await cached_job_response(env, job)
-            if wanted.matches(response):
+            if job_filter.matches(response):
                 responses.append(response)
                 if len(responses) == count:
                     return responses, job.job_id
     return responses, None
 
 
-async def _may_match(env: Context, job: Job, wanted: JobFilter) -> bool:
-    if wanted.run_statuses is None and not wanted.has_failures:
+async def _may_match(env: Context, job: Job, job_filter: JobFilter) -> bool:
+    if job_filter.run_statuses is None and not job_filter.has_failures:
         return True
     if job.latest_run_id is None:
         return False
     run = await env.store.read(RunKey(job.job_id, job.latest_run_id))
-    return run is not None and wanted.may_match(run)
+    return run is not None and job_filter.may_match(run)
 
 
 async def _each(jobs: list[Job]) -> AsyncGenerator[Job, None]:

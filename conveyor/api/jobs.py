@@ -221,10 +221,10 @@ async def list_jobs(call: RequestContext) -> Response:
     statuses = JOB_VISIBLE if status is None else JOB_VISIBLE & {_job_status_from(status)}
     if kind is not None and kind not in set(JobType):
         raise InvalidArgument(f"type must be one of {', '.join(JobType)}.", pointer="/type")
-    external_id, wanted = call.parameter("external_id"), job_search.filter_from(call)
+    external_id, job_filter = call.parameter("external_id"), job_search.filter_from(call)
     # A cursor is valid for the list with the same conditions only.
     named = "" if external_id is None else f"|{external_id}"
-    named += "" if wanted.is_empty else f"|{wanted.scope}"
+    named += "" if job_filter.is_empty else f"|{job_filter.scope}"
     scope = owner_scope(call.caller, f"jobs|{status}|{kind}{named}")
     sign = partial(call.env.secret_box.sign, purpose="cursor")
     cursor = call.parameter("cursor")
@@ -239,11 +239,11 @@ async def list_jobs(call: RequestContext) -> Response:
         before=JobId(before) if before is not None else None,
         limit=limit + 1,
     )
-    if not wanted.is_empty:
+    if not job_filter.is_empty:
         page = msgspec.structs.replace(query, limit=limit)
-        found, until = await job_search.find_matching(call.env, page, wanted)
+        matching, until = await job_search.find_matching(call.env, page, job_filter)
         position = None if until is None else queries.make_cursor(until, scope=scope, sign=sign)
-        return json_reply(ListJobsResponse(found, position))
+        return json_reply(ListJobsResponse(matching, position))
     # The query asks for one row more than the page, which shows whether another page follows.
     rows = await call.env.store.find(query)
     views = [await cached_job_response(call.env, job) for job in rows[:limit]]

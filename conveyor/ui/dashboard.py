@@ -231,9 +231,9 @@ class Site:
     def _session(self) -> Session:
         """The session of the cookie, or a new one without a key."""
         if "ui_session" not in g:
-            found = self.gate.open_session(request.cookies.get(COOKIE))
-            g.ui_session = found or self.gate.new_session()
-            g.ui_is_new = found is None
+            stored_session = self.gate.open_session(request.cookies.get(COOKIE))
+            g.ui_session = stored_session or self.gate.new_session()
+            g.ui_is_new = stored_session is None
         session: Session = g.ui_session
         return session
 

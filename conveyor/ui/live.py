@@ -156,19 +156,19 @@ async def _frames(
         while visit.api.is_ready() and visit.is_still_accepted:
             await trio.sleep(INTERVAL_S)
             try:
-                found = await look()
+                frame = await look()
             except Unavailable:
                 continue  # The next look may succeed; the page keeps what it shows.
             except Refused:
                 return  # The job was deleted, or the key was revoked: a reload shows it.
-            changed = {name: text for name, text in found.items() if sent.get(name) != text}
+            changed = {name: text for name, text in frame.items() if sent.get(name) != text}
             if changed:
                 yield _frame(fill(changed))
             elif trio.current_time() - spoke_at >= HEARTBEAT_S:
                 yield b": still here\n\n"
             else:
                 continue
-            sent, spoke_at = found, trio.current_time()
+            sent, spoke_at = frame, trio.current_time()
     finally:
         held.release()
 

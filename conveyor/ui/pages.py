@@ -109,11 +109,11 @@ async def jobs(visit: Visit) -> Page | Redirect:
     chosen = visit.query.get("show", "")
     if _ULID.match(text):
         return Redirect(f"/ui/jobs/{text}")
-    found, cursor = await _find_jobs(visit, text, chosen)
+    listed_jobs, cursor = await _find_jobs(visit, text, chosen)
     return Page(
         "jobs.html",
         {
-            "jobs": found,
+            "jobs": listed_jobs,
             "filters": JOB_FILTERS,
             "chosen": chosen,
             "text": text,
@@ -149,15 +149,15 @@ async def _find_jobs(
     return _filtered(merged.values(), "", chosen), named.next_cursor
 
 
-def _filtered(found: Any, text: str, chosen: str) -> list[JobResponse]:
+def _filtered(listed_jobs: Any, text: str, chosen: str) -> list[JobResponse]:
     """Applies what the API was not asked: `waiting`, and all filters for operators."""
-    chosen_jobs = [job for job in found if _is_chosen(job, chosen)]
-    wanted = text.lower()
+    chosen_jobs = [job for job in listed_jobs if _is_chosen(job, chosen)]
+    search_text = text.lower()
     return (
         [
             job
             for job in chosen_jobs
-            if wanted in (job.name or "").lower() or text == job.external_id
+            if search_text in (job.name or "").lower() or text == job.external_id
         ]
         if text
         else chosen_jobs
@@ -189,8 +189,8 @@ async def _live_jobs(visit: Visit) -> list[JobResponse]:
     if visit.viewer.is_operator:
         return await _jobs_of_runs(visit, await _runs(visit, RUN_LIVE, 0.0), JOBS_SHOWN)
     page = await visit.own().get("listJobs", run_status=_LIVE, limit=str(JOBS_SHOWN))
-    found: list[JobResponse] = page.jobs
-    return found
+    live_jobs: list[JobResponse] = page.jobs
+    return live_jobs
 
 
 async def _recent_jobs(visit: Visit, count: int) -> list[JobResponse]:
@@ -198,8 +198,8 @@ async def _recent_jobs(visit: Visit, count: int) -> list[JobResponse]:
         runs = await _runs(visit, RUN_VISIBLE, visit.env.now() - _RECENT_S)
         return await _jobs_of_runs(visit, runs, min(count, JOBS_SHOWN))
     page = await visit.own().get("listJobs", limit=str(min(count, JOBS_SHOWN)))
-    found: list[JobResponse] = page.jobs
-    return found
+    recent_jobs: list[JobResponse] = page.jobs
+    return recent_jobs
 
 
 async def _runs(visit: Visit, statuses: Any, since: float) -> list[Run]:
@@ -219,15 +219,15 @@ async def _runs(visit: Visit, statuses: Any, since: float) -> list[Run]:
 
 async def _jobs_of_runs(visit: Visit, runs: Sequence[Run], count: int) -> list[JobResponse]:
     owners = {run.job_id: run.caller for run in reversed(runs)}
-    found: list[JobResponse] = []
+    jobs: list[JobResponse] = []
     for job_id in sorted(owners, reverse=True):
         try:
-            found.append(await visit.client_of(owners[job_id]).get("getJob", {"job_id": job_id}))
+            jobs.append(await visit.client_of(owners[job_id]).get("getJob", {"job_id": job_id}))
         except NotFound:
             continue  # Deleted since.
-        if len(found) == count:
+        if len(jobs) == count:
             break
-    return found
+    return jobs
 
 
 async def job(visit: Visit) -> Page | Redirect:
@@ -349,15 +349,15 @@ async def hosts(visit: Visit) -> Page:
 async def timeline(visit: Visit) -> Page:
     """What happened to this run, from the caller's event log, newest first."""
     client, values = await load_run(visit)
-    run_id, found = visit.ids["run_id"], []
+    run_id, run_events = visit.ids["run_id"], []
     after = "0"
     for _ in range(10):
         page = await client.get("listEvents", after=after, limit="500")
-        found += [event for event in page.events if event.data.get("run_id") == run_id]
+        run_events += [event for event in page.events if event.data.get("run_id") == run_id]
         if len(page.events) < 500:
             break
         after = page.last_id
-    return Page("timeline.html", {**values, "events": found[::-1]})
+    return Page("timeline.html", {**values, "events": run_events[::-1]})
 
 
 async def task(visit: Visit) -> Page:
@@ -370,16 +370,16 @@ async def task(visit: Visit) -> Page:
 async def preview(visit: Visit) -> Response:
     """The start of the body, for the sandboxed frame of the task page."""
     client = await visit.client_for(visit.ids["job_id"])
-    found = await client.fetch("getRunTaskContent", visit.ids)
-    if isinstance(found, Response):
+    task_content = await client.fetch("getRunTaskContent", visit.ids)
+    if isinstance(task_content, Response):
         raise NotFound("The task has no body.")
     content = b""
-    async for piece in found.pieces:
+    async for piece in task_content.pieces:
         content += piece
         if len(content) >= PREVIEW_BYTES_MAX:
             break
-    await found.pieces.aclose()
-    kind = found.headers["Content-Type"]
+    await task_content.pieces.aclose()
+    kind = task_content.headers["Content-Type"]
     is_page = kind.partition(";")[0].strip().lower() in {"text/html", "application/xhtml+xml"}
     media_type = "text/html; charset=utf-8" if is_page else "text/plain; charset=utf-8"
     return Response(200, content[:PREVIEW_BYTES_MAX], media_type, dict(PREVIEW_HEADERS))
@@ -412,8 +412,10 @@ async def schedules(visit: Visit) -> Page:
     if client is None and visit.viewer.principal is not None:
         client = visit.own()
     if client is None:
-        found = [job for job in await _recent_jobs(visit, _RECENT_RUNS_MAX) if job.schedule]
-        return Page("schedules.html", {"jobs": found, "more": None, "done": ""})
+        scheduled_jobs = [
+            job for job in await _recent_jobs(visit, _RECENT_RUNS_MAX) if job.schedule
+        ]
+        return Page("schedules.html", {"jobs": scheduled_jobs, "more": None, "done": ""})
     page = await client.get(
         "listJobs", type="scheduled", limit="50", cursor=visit.query.get("cursor")
     )

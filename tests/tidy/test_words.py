@@ -53,7 +53,20 @@ STORED = frozenset(["scrub_id", "ScrubKey", "DueScrubs"])
 # Participles and pronouns that say nothing about the value. Not names of variables; elsewhere in a
 # text they are ordinary English.
 VAGUE = frozenset(
-    ["each", "told", "begun", "given", "asked", "shown", "kept", "made", "some", "stands"]
+    [
+        "each",
+        "told",
+        "begun",
+        "given",
+        "asked",
+        "shown",
+        "kept",
+        "made",
+        "some",
+        "stands",
+        "found",
+        "wanted",
+    ]
 )
 
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")

@@ -36,11 +36,11 @@ class SpendingLimit:
     def reserve(self, page: Page) -> bool:
         """Reserves the price of one call. Returns False if the budget cannot pay for it."""
         price = self._price_of(page)
-        wanted = self.spent + self._reserved + price
-        if wanted > self._cap.amount:
+        committed = self.spent + self._reserved + price
+        if committed > self._cap.amount:
             return False
-        if wanted > self._bound:
-            self._bound = min(wanted + CALLS_AHEAD * price, self._cap.amount)
+        if committed > self._bound:
+            self._bound = min(committed + CALLS_AHEAD * price, self._cap.amount)
             self._save(self._bound)
         self._reserved += price
         return True

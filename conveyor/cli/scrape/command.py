@@ -51,8 +51,8 @@ def _pairs(sign: str, form: str) -> Callable[[click.Context, click.Parameter, An
     def parse(ctx: click.Context, option: click.Parameter, texts: Sequence[str]) -> dict[str, str]:
         pairs = {}
         for text in texts:
-            name, found, value = text.partition(sign)
-            if not name.strip() or not found:
+            name, separator, value = text.partition(sign)
+            if not name.strip() or not separator:
                 raise click.BadParameter(f"{text!r} is not {form}.", ctx, option)
             pairs[name.strip()] = value.strip()
         return pairs
@@ -404,28 +404,28 @@ def _read(
 
     is_direct = settings.gateway_url == DIRECT
     targets = TargetPolicy(allow_private=settings.allow_private_targets) if is_direct else None
-    found = read_pages(
+    page_list = read_pages(
         sources,
         input_options_from(arguments),
         targets,
         lambda count: display.phase(f"Reading {sources[0]}: {count:,} lines"),
     )
     name = "standard input" if sources[0] == "-" else sources[0]
-    flawed = [page for page in found.pages if page.flaw is not None]
-    if not found.pages:
+    flawed = [page for page in page_list.pages if page.flaw is not None]
+    if not page_list.pages:
         raise click.ClickException(f"{name} holds no URL. Give one a line.")
     if flawed:
         lines = [f"  line {page.line}: {page.flaw}" for page in flawed[:SHOWN_MAX]]
         if len(flawed) > SHOWN_MAX:
             lines.append(f"  ... and {len(flawed) - SHOWN_MAX:,} more")
-        count = f"{len(flawed):,} of {len(found.pages):,} lines"
-        if len(flawed) == len(found.pages) and arguments["skip_invalid"]:
+        count = f"{len(flawed):,} of {len(page_list.pages):,} lines"
+        if len(flawed) == len(page_list.pages) and arguments["skip_invalid"]:
             raise click.ClickException(f"{name} holds no URL. Give one a line.")
         if not arguments["skip_invalid"]:
             hint = "Mend them, or leave them out with --skip-invalid."
             raise click.ClickException("\n".join([f"{count} are no usable URL:", *lines, hint]))
         display.say("\n".join([f"{count} are left out:", *lines]))
-    return found
+    return page_list
 
 
 def _show_plan(page_list: PageList, *, dedup: bool) -> int:
@@ -449,23 +449,23 @@ def _proxies(texts: Sequence[str]) -> list[str]:
     """Returns the URLs of proxies. An option that is not a URL names a file, one URL a line."""
     from conveyor.bootstrap.scrape import check_proxy
 
-    found: list[str] = []
+    proxies: list[str] = []
     for text in texts:
         if "://" in text:
-            found.append(text)
+            proxies.append(text)
             continue
         try:
             lines = Path(text).read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise click.UsageError(f"--proxy {text} is neither a URL nor a file: {error}") from None
         words = (line.strip() for line in lines)
-        found += [word for word in words if word and not word.startswith("#")]
-    for text in found:
+        proxies += [word for word in words if word and not word.startswith("#")]
+    for text in proxies:
         try:
             check_proxy(text)
         except ValueError as error:
             raise click.UsageError(f"--proxy: {error}.") from None
-    return found
+    return proxies
 
 
 def _processes(arguments: dict[str, Any]) -> int | None:

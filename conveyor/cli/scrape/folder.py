@@ -227,16 +227,16 @@ class Folder:
             self._lengths[line.index] = len(text)
             self._size_bytes += len(text)
 
-    def lines_of(self, wanted: Callable[[ResultLine], bool], limit: int) -> list[ResultLine]:
+    def lines_of(self, matches: Callable[[ResultLine], bool], limit: int) -> list[ResultLine]:
         """Returns the first lines in list order that are wanted."""
-        found: list[ResultLine] = []
+        result_lines: list[ResultLine] = []
         for text in self._ordered():
             line = _decode(text)
-            if wanted(line):
-                found.append(line)
-                if len(found) == limit:
+            if matches(line):
+                result_lines.append(line)
+                if len(result_lines) == limit:
                     break
-        return found
+        return result_lines
 
     def finish(self) -> None:
         """Writes results.jsonl anew: one line for each page, in list order."""
@@ -324,8 +324,8 @@ def _has_record(path: str, offset: int, length: int, digest: str | None) -> bool
 
 def _body_in(record: bytes) -> bytes:
     if not record.startswith(b"\x1f\x8b"):
-        found = msgspec.json.decode(record, type=_Body)
-        return found.body_base64 if found.body is None else found.body.encode()
+        body = msgspec.json.decode(record, type=_Body)
+        return body.body_base64 if body.body is None else body.body.encode()
     # The head of the record, that of the answer, and the body with an empty line.
     _, _, rest = zlib.decompress(record, 31).split(b"\r\n\r\n", 2)
     return rest[:-4]

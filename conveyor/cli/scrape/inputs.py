@@ -80,16 +80,16 @@ def read_pages(
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> PageList:
     """Reads all sources in order. A bad line becomes a page with a flaw."""
-    found = PageList()
+    page_list = PageList()
     reader = _Lines(options, targets)
     for source in sources:
         drafts = _drafts(source, options)
         for line in drafts:
             page, host = reader.page_from(line)
-            found.add(page, host)
-            if len(found.pages) % PROGRESS_LINES == 0:
-                on_progress(len(found.pages))
-    return found
+            page_list.add(page, host)
+            if len(page_list.pages) % PROGRESS_LINES == 0:
+                on_progress(len(page_list.pages))
+    return page_list
 
 
 class _Lines:

@@ -56,7 +56,7 @@ def make_namer(pattern: str) -> Namer:
             "path": _safe_path(target.path_and_query),
             "id": _safe(page.id or ""),
         }
-        text = _FIELD.sub(lambda found: fields[found[1]], pattern)
+        text = _FIELD.sub(lambda match: fields[match[1]], pattern)
         parts = [_part(part) for part in text.split("/") if part not in _RESERVED]
         stem = "/".join(parts[:_PARTS_MAX]) or "page"
         extension = extension_for(content_type)

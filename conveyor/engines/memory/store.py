@@ -192,8 +192,8 @@ class Tables:
         return sorted(rows, key=lambda batch: (batch.created_at, batch.batch_id))
 
     def _samples_of(self, query: SamplesOf) -> list[CounterSample]:
-        found = [row for row in self._samples.values() if _in_run(row, query.job_id, query.run_id)]
-        return sorted(found, key=lambda sample: sample.minute)[: query.limit]
+        rows = [row for row in self._samples.values() if _in_run(row, query.job_id, query.run_id)]
+        return sorted(rows, key=lambda sample: sample.minute)[: query.limit]
 
     def _runs_in(self, query: RunsIn) -> list[Run]:
         rows = [

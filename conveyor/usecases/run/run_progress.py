@@ -83,15 +83,15 @@ async def longest_fetches(env: Context, run: Run) -> list[Task]:
             statuses=frozenset({TaskStatus.PROCESSING}),
             limit=limits.PAGE_ROWS_MAX,
         )
-        found = (await env.store.page_tasks(query, read_max=env.config.rows_read_max)).tasks
+        tasks = (await env.store.page_tasks(query, read_max=env.config.rows_read_max)).tasks
     else:
         reports = map(_RUN_REPORT.decode, await env.coordinator.list_status(run.run_id))
         oldest = sorted(
             (fetch.started_at, fetch.task_id) for seen in reports for fetch in seen.oldest
         )
         keys = [_task_key(run, task_id) for _, task_id in oldest[: limits.OLDEST_FETCHES]]
-        found = [task for key in keys if (task := await env.store.read(key)) is not None]
-    flying = [task for task in found if task.status is TaskStatus.PROCESSING]
+        tasks = [task for key in keys if (task := await env.store.read(key)) is not None]
+    flying = [task for task in tasks if task.status is TaskStatus.PROCESSING]
     flying.sort(key=lambda task: (task.started_at or task.updated_at, task.task_id))
     return flying[: limits.OLDEST_FETCHES]
 
