@@ -21,6 +21,7 @@ from conveyor.domain.changes import JobKey
 from conveyor.domain.export_record import Export
 from conveyor.domain.ids import CallerId, ExportId, JobId
 from conveyor.ports.errors import RowDamaged, Unavailable
+from conveyor.telemetry import Metrics
 from conveyor.usecases import export as exports
 from conveyor.usecases.context import Context
 from conveyor.usecases.crash_isolation import Crash, isolate
@@ -35,6 +36,7 @@ DUE_MAX = 1_000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exporter:
     env: Context
+    metrics: Metrics | None = None
     period_s: float = 0.5
     # More exports at once need more memory (a page and a group of bodies each) and compete with
     # scraping for the storage.
@@ -42,6 +44,8 @@ class Exporter:
 
     async def run(self) -> None:
         under_way: dict[ExportId, CallerId] = {}
+        if self.metrics is not None:
+            self.metrics.exports.running.set_function(lambda: len(under_way))
         served_at: dict[CallerId, float] = {}
         async with trio.open_nursery() as nursery:
             while True:
@@ -108,6 +112,8 @@ class Exporter:
                 return
             level = logging.WARNING if outcome is exports.Exported.FAILED else logging.INFO
             log.log(level, "export processed", extra={**extra, "outcome": outcome.value})
+            if self.metrics is not None:
+                self.metrics.exports.processed.labels(outcome.name.lower()).inc()
         except Unavailable as error:
             log.warning("export deferred: engine unavailable", extra={**extra, "cause": str(error)})
         finally:

@@ -20,6 +20,7 @@ from actors.runtime import Inbox
 from conveyor.domain.ids import BatchId, RunId
 from conveyor.domain.model import Batch
 from conveyor.ports.errors import BlobMissing, Unavailable
+from conveyor.telemetry import Metrics
 from conveyor.usecases.context import Context
 from conveyor.usecases.crash_isolation import Crash, isolate
 from conveyor.usecases.run import ingest, reconcile
@@ -30,11 +31,14 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestStreamer:
     env: Context
+    metrics: Metrics | None = None
     # Batches at a time. Each holds two chunks in memory; more of them compete for the same store.
     at_once_max: int = 4
 
     async def run(self, inbox: Inbox[StreamerMessage]) -> None:
         ingesting: set[tuple[RunId, BatchId]] = set()
+        if self.metrics is not None:
+            self.metrics.ingest.running.set_function(lambda: len(ingesting))
         room = trio.CapacityLimiter(self.at_once_max)
         async with inbox, trio.open_nursery() as nursery:
             async for message in inbox:
@@ -70,6 +74,8 @@ class IngestStreamer:
                 )
             if not isinstance(outcome, Crash):
                 log.info("batch ingested", extra={**extra, "outcome": outcome.value})
+                if self.metrics is not None:
+                    self.metrics.ingest.processed.labels(outcome.name.lower()).inc()
         except (Unavailable, BlobMissing, ValueError) as error:
             # The batch stays open. The sweeper sends it again, and it is given up after a few
             # attempts without progress.

@@ -23,6 +23,7 @@ from conveyor.domain import limits
 from conveyor.domain.changes import Applied
 from conveyor.domain.run import settlement
 from conveyor.ports.errors import Unavailable
+from conveyor.telemetry import Metrics
 from conveyor.usecases.context import Context
 
 log = logging.getLogger(__name__)
@@ -76,6 +77,7 @@ class _HeldWork:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseHeartbeater:
     env: Context
+    metrics: Metrics | None = None
     interval_s: float = limits.HEARTBEAT_S
 
     def __post_init__(self) -> None:
@@ -95,6 +97,8 @@ class LeaseHeartbeater:
 
     async def run(self, inbox: Inbox[HeartbeaterMessage]) -> None:
         held = _HeldWork()
+        if self.metrics is not None:
+            self.metrics.leases.held.set_function(lambda: len(held.by_receipt))
         async with inbox, trio.open_nursery() as nursery:
             nursery.start_soon(self._beat_forever, held)
             while True:
@@ -134,6 +138,8 @@ class LeaseHeartbeater:
                 # scope must not be cancelled.
                 if held.by_receipt.pop(work.hold.message.receipt, None) is not None:
                     work.hold.scope.cancel(reason="its lease, message or claim was lost")
+                    if self.metrics is not None:
+                        self.metrics.leases.lost.inc()
 
     async def _beat(self, held: Sequence[_Held]) -> list[_Held]:
         """Renews all leases, and the messages and claims that are due. Returns the work that has

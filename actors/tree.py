@@ -7,7 +7,7 @@ started again with it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -53,8 +53,11 @@ from conveyor.domain.model import Job, Run
 from conveyor.ports.coordinator import TeardownResult
 from conveyor.ports.gateway import Gateway
 from conveyor.ports.webhook_sender import WebhookSender
-from conveyor.telemetry import Metrics
+from conveyor.telemetry import ActorFigures, Metrics
 from conveyor.usecases.context import Context
+
+# The name under which the metrics add up the pollers of all runs.
+POLLERS = "pollers"
 
 # Shard writers per worker of the embedded engine. While one waits for its commit, the others
 # gather.
@@ -144,10 +147,16 @@ def worker_tree(
         strategy=Strategy.REST_FOR_ONE,
         children=[
             *fetch_children(env, mail, gateway=gateway, limiter=limiter, metrics=metrics),
-            Child("ingest_streamer", run=IngestStreamer(env=env).run, mailbox=mail.streamer),
+            Child(
+                "ingest_streamer",
+                run=IngestStreamer(env=env, metrics=metrics).run,
+                mailbox=mail.streamer,
+            ),
             Child("scheduler", run=Scheduler(env=env, period_s=intervals.schedules_s).run),
             Child("completion_notifier", run=completion_notifier.run),
-            Child("exporter", run=Exporter(env=env, period_s=intervals.exports_s).run),
+            Child(
+                "exporter", run=Exporter(env=env, metrics=metrics, period_s=intervals.exports_s).run
+            ),
             Child("reconcile_sweeper", run=sweeper.run),
             *also,
         ],
@@ -238,7 +247,11 @@ def fetch_children(
         delta_s=discover_s or env.config.cadence.discover_s,
     )
     return [
-        Child("lease_heartbeater", run=LeaseHeartbeater(env=env).run, mailbox=mail.heartbeater),
+        Child(
+            "lease_heartbeater",
+            run=LeaseHeartbeater(env=env, metrics=metrics).run,
+            mailbox=mail.heartbeater,
+        ),
         *(
             Child(f"shard_writer_{number}", run=writer.run, mailbox=mailbox)
             for number, mailbox in enumerate(mail.writers)
@@ -251,6 +264,33 @@ def fetch_children(
             run=StatusReporter(env=env, wait_status=wait_status, limiter=limiter).run,
         ),
     ]
+
+
+def actor_figures(supervisor: Supervisor) -> Iterator[ActorFigures]:
+    """Returns the figures of every actor. Pollers come and go with their runs, so they are added
+    up: a label for each run would grow without bound."""
+    for record in supervisor.records():
+        child = record.child
+        nested = child.supervisor
+        if nested is None:
+            mail = None if child.mailbox is None else child.mailbox.statistics()
+            yield ActorFigures(
+                child.name,
+                record.restart_count,
+                None if mail is None else mail.depth,
+                None if mail is None else mail.capacity,
+            )
+        elif isinstance(nested, DynamicSupervisor):
+            boxes = [each.child.mailbox for each in nested.records()]
+            mails = [box.statistics() for box in boxes if box is not None]
+            yield ActorFigures(
+                POLLERS,
+                nested.restart_count,
+                sum(mail.depth for mail in mails),
+                sum(mail.capacity for mail in mails),
+            )
+        elif isinstance(nested, Supervisor):
+            yield from actor_figures(nested)
 
 
 def _watch(metrics: Metrics, limiter: FairLimiter, storage: StorageBreaker) -> None:

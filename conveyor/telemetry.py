@@ -12,7 +12,8 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -25,7 +26,7 @@ from prometheus_client import (
     Histogram,
     disable_created_metrics,
 )
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -66,6 +67,7 @@ class ProgramMetrics:
 
     build_info: Gauge
     disk_free: Gauge
+    disk_size: Gauge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +77,24 @@ class RunMetrics:
 
     live: Gauge
     tasks: Gauge
+    ingesting: Gauge
     oldest_waiting: Gauge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseMetrics:
+    """The leases of running tasks that this process renews."""
+
+    held: Gauge
+    lost: Counter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackgroundMetrics:
+    """Work that one process does piece by piece: lists that are ingested, and export files."""
+
+    running: Gauge
+    processed: Counter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +108,10 @@ class Metrics:
     fetches: FetchMetrics
     webhook_deliveries: Counter
     runs: RunMetrics
+    leases: LeaseMetrics
+    ingest: BackgroundMetrics
+    exports: BackgroundMetrics
+    actors: ActorUsage
     slots: Gauge
     program: ProgramMetrics
     receives: Counter
@@ -136,6 +159,10 @@ def make_metrics(registry: CollectorRegistry) -> Metrics:
             ("outcome",),
         ),
         runs=_make_run_metrics(registry),
+        leases=_make_lease_metrics(registry),
+        ingest=_make_background_metrics(registry, "ingest_batches", "Lists"),
+        exports=_make_background_metrics(registry, "exports", "Exports"),
+        actors=_make_actor_usage(registry),
         slots=gauge("conveyor_slots", "Tasks that this process can fetch at once."),
         program=_make_program_metrics(registry),
         receives=counter("conveyor_queue_receives", "Receive calls made on run queues."),
@@ -211,6 +238,11 @@ def _make_program_metrics(registry: CollectorRegistry) -> ProgramMetrics:
             "Bytes that are free on the disk of the data directory.",
             registry=registry,
         ),
+        disk_size=Gauge(
+            "conveyor_disk_size_bytes",
+            "Bytes of the disk of the data directory, used and free.",
+            registry=registry,
+        ),
     )
 
 
@@ -228,12 +260,54 @@ def _make_run_metrics(registry: CollectorRegistry) -> RunMetrics:
             ("state",),
             registry=registry,
         ),
+        ingesting=Gauge(
+            "conveyor_tasks_ingesting",
+            "Lines of accepted lists that are not tasks of their run yet.",
+            registry=registry,
+        ),
         oldest_waiting=Gauge(
             "conveyor_tasks_oldest_waiting_seconds",
             "Seconds since the start of the oldest live run with tasks that wait; 0 if none does.",
             registry=registry,
         ),
     )
+
+
+def _make_lease_metrics(registry: CollectorRegistry) -> LeaseMetrics:
+    return LeaseMetrics(
+        held=Gauge(
+            "conveyor_leases_held",
+            "Leases of running tasks that this process renews.",
+            registry=registry,
+        ),
+        lost=Counter(
+            "conveyor_leases_lost",
+            "Tasks that were cancelled because their lease, message or claim was lost.",
+            registry=registry,
+        ),
+    )
+
+
+def _make_background_metrics(
+    registry: CollectorRegistry, name: str, subject: str
+) -> BackgroundMetrics:
+    return BackgroundMetrics(
+        running=Gauge(
+            f"conveyor_{name}_running", f"{subject} that this process works on.", registry=registry
+        ),
+        processed=Counter(
+            f"conveyor_{name}_processed",
+            f"{subject} that this process has worked on, by outcome.",
+            ("outcome",),
+            registry=registry,
+        ),
+    )
+
+
+def _make_actor_usage(registry: CollectorRegistry) -> ActorUsage:
+    usage = ActorUsage()
+    registry.register(usage)
+    return usage
 
 
 def _make_storage_metrics(registry: CollectorRegistry) -> StorageMetrics:
@@ -280,6 +354,53 @@ def _make_gateway_metrics(registry: CollectorRegistry) -> GatewayMetrics:
             registry=registry,
         ),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ActorFigures:
+    """The figures of one actor, or of all actors of one kind. An actor without a mailbox has no
+    messages."""
+
+    name: str
+    restarts: int
+    messages: int | None = None
+    capacity: int | None = None
+
+
+class ActorUsage(Collector):
+    """Exports the restarts and the mailboxes of the actors at each scrape."""
+
+    def __init__(self) -> None:
+        self._read: Callable[[], Iterable[ActorFigures]] = tuple
+
+    def watch(self, read: Callable[[], Iterable[ActorFigures]]) -> None:
+        """Sets where the figures come from."""
+        self._read = read
+
+    def describe(self) -> Iterator[Metric]:
+        return self._families(())
+
+    def collect(self) -> Iterator[Metric]:
+        return self._families(tuple(self._read()))
+
+    def _families(self, figures: Iterable[ActorFigures]) -> Iterator[Metric]:
+        restarts = CounterMetricFamily(
+            "conveyor_actor_restarts",
+            "Restarts of actors, for the crash of a sibling too.",
+            labels=["actor"],
+        )
+        messages = GaugeMetricFamily(
+            "conveyor_mailbox_messages", "Messages that wait in a mailbox.", labels=["actor"]
+        )
+        capacity = GaugeMetricFamily(
+            "conveyor_mailbox_capacity", "Messages that a mailbox can hold.", labels=["actor"]
+        )
+        for actor in figures:
+            restarts.add_metric([actor.name], actor.restarts)
+            if actor.messages is not None and actor.capacity is not None:
+                messages.add_metric([actor.name], actor.messages)
+                capacity.add_metric([actor.name], actor.capacity)
+        yield from (restarts, messages, capacity)
 
 
 class Metered(Protocol):
@@ -408,6 +529,19 @@ class TextFormatter(logging.Formatter):
 FORMATTERS: dict[str, type[logging.Formatter]] = {"json": JsonFormatter, "text": TextFormatter}
 
 
+# The id of the request that the current task serves. Tasks and threads that the request starts
+# inherit it.
+REQUEST_ID: ContextVar[str | None] = ContextVar("REQUEST_ID", default=None)
+
+
+def add_request_id(record: logging.LogRecord) -> bool:
+    """Adds the id of the current request to a log line. Passes every line."""
+    request_id = REQUEST_ID.get()
+    if request_id is not None and not hasattr(record, "request_id"):
+        record.request_id = request_id
+    return True
+
+
 class FloodFilter(logging.Filter):
     """Passes a few equal warnings and errors in each window, and counts the others.
 
@@ -448,6 +582,7 @@ def set_up_logging(
     handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
     handler.setFormatter(FORMATTERS[style]())
     handler.addFilter(FloodFilter())
+    handler.addFilter(add_request_id)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)

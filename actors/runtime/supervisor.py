@@ -250,11 +250,17 @@ class DynamicSupervisor:
         self._nursery: trio.Nursery | None = None
         self._records: dict[str, ChildState] = {}
         self._failed: dict[str, ChildState] = {}  # For inspection only; bounded.
+        self._ended_restarts = 0
         self._exhausted: ChildState | None = None
         self._exhausted_event = trio.Event()
 
     def records(self) -> Sequence[ChildState]:
         return (*self._failed.values(), *self._records.values())
+
+    @property
+    def restart_count(self) -> int:
+        """Restarts of all children, those that have ended too."""
+        return self._ended_restarts + sum(record.restart_count for record in self._records.values())
 
     def names(self) -> tuple[str, ...]:
         """Returns the children that have not ended, including those that back off or stop."""
@@ -336,6 +342,7 @@ class DynamicSupervisor:
         finally:
             # Removed before `end` is announced, so that a waiting task may reuse the name.
             del self._records[record.child.name]
+            self._ended_restarts += record.restart_count
             record.end()
 
     async def _run_until_over(self, record: ChildState) -> None:

@@ -39,10 +39,12 @@ class RunFigures:
         states: Counter[str] = Counter()
         tasks: Counter[str] = Counter()
         oldest = env.now()
+        ingesting = 0
         for progress in live:
             is_paused = progress.run.pause_state is PauseState.PAUSED
             states[PAUSED if is_paused else progress.status] += 1
             left = max(progress.run.planned, progress.totals.admitted) - progress.totals.done
+            ingesting += max(0, progress.run.planned - progress.totals.admitted)
             retrying = min(max(0, progress.totals.retrying), left)
             inflight = min(progress.outlook.inflight, left - retrying)
             tasks["retrying"] += retrying
@@ -54,4 +56,5 @@ class RunFigures:
             metrics.live.labels(state).set(states[state])
         for state in ("inflight", "retrying", "pending"):
             metrics.tasks.labels(state).set(tasks[state])
+        metrics.ingesting.set(ingesting)
         metrics.oldest_waiting.set(env.now() - oldest)

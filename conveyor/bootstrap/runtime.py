@@ -26,7 +26,14 @@ from actors.child_process import STOP_S, WorkerProcess
 from actors.limiters.fair_limiter import FairLimiter, slots_count
 from actors.poller.poller import WATCH_S
 from actors.runtime import Child, Intensity, Strategy, Supervisor, nest, tree
-from actors.tree import LocalSignals, Mailboxes, helper_tree, single_writer_mailboxes, worker_tree
+from actors.tree import (
+    LocalSignals,
+    Mailboxes,
+    actor_figures,
+    helper_tree,
+    single_writer_mailboxes,
+    worker_tree,
+)
 from conveyor import __version__
 from conveyor.api.server.auth import Authenticator, KeyList, Origins, Passthrough, WatchedKeys
 from conveyor.bootstrap.body_memory import body_limits
@@ -174,13 +181,19 @@ class Runtime:
             await self.limiter.drain()
 
     def helper(self) -> Supervisor:
-        return helper_tree(
+        helper = helper_tree(
             self.env,
             self.mail,
             gateway=self.gateway,
             limiter=self.limiter,
             metrics=self.metrics,
         )
+        return self.watched(helper)
+
+    def watched(self, supervisor: Supervisor) -> Supervisor:
+        """Lets each scrape read the figures of the actors under this supervisor."""
+        self.metrics.actors.watch(lambda: actor_figures(supervisor))
+        return supervisor
 
     def helper_processes(self, count: int) -> list[Child]:
         """Builds the children that run further processes on this data. The loss of one restarts
@@ -214,10 +227,12 @@ class Runtime:
         of them end."""
         # No restart at this level: a worker that has used up its own restarts ends the process.
         worker = nest(self.worker(), intensity=Intensity(restarts_max=0))
-        return Supervisor("service", strategy=Strategy.ONE_FOR_ONE, children=[worker, *also])
+        return self.watched(
+            Supervisor("service", strategy=Strategy.ONE_FOR_ONE, children=[worker, *also])
+        )
 
     def worker(self, *also: Child) -> Supervisor:
-        return worker_tree(
+        worker = worker_tree(
             self.env,
             self.mail,
             gateway=self.gateway,
@@ -226,6 +241,7 @@ class Runtime:
             metrics=self.metrics,
             also=(*self.listeners, *also),
         )
+        return self.watched(worker)
 
 
 @asynccontextmanager
@@ -355,6 +371,7 @@ def _process_metrics(settings: Settings, env: Context) -> Metrics:
     metrics.program.build_info.labels(__version__, env.config.build or "").set(1)
     if settings.engine != AWS:
         metrics.program.disk_free.set_function(lambda: shutil.disk_usage(settings.data_dir).free)
+        metrics.program.disk_size.set_function(lambda: shutil.disk_usage(settings.data_dir).total)
     return metrics
 
 

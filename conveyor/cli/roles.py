@@ -155,7 +155,9 @@ async def _run_api(settings: Settings) -> None:
             STOP_S_MAX,
             partial(_drain_api, server, settings),
         )
-        supervisor = Supervisor("api", strategy=Strategy.ONE_FOR_ONE, children=[child])
+        supervisor = world.watched(
+            Supervisor("api", strategy=Strategy.ONE_FOR_ONE, children=[child])
+        )
         nursery.start_soon(end_if_failed, supervisor)
         await supervisor.run()
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+import msgspec
 import trio
 
 from conveyor.domain import event_log
@@ -32,6 +33,7 @@ _TRIES = 20
 _PLACED_MAX = 45
 # Old events are removed once per this many new ones, so that most events cost no extra read.
 _TRIM_EVERY = 500
+_LOGGED_COUNTS = ("total", "successful", "failed")
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +67,11 @@ async def number_committed(store: Store, news: EventWakeups, change: Change) -> 
 
 def _log_event(event: Event) -> None:
     """One line for each step in the life of a run, in the process that committed it."""
+    data = msgspec.json.decode(event.data)
     fields = {"job": event.job_id, "run": event.run_id}
+    # Why it ended, and what became of its tasks.
+    fields |= {name: data[name] for name in ("stop_reason", "failure_reason") if name in data}
+    fields |= {name: data["stats"][name] for name in _LOGGED_COUNTS if "stats" in data}
     match event.event_type:
         case EventType.RUN_CREATED:
             log.info("run started", extra=fields)

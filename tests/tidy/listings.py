@@ -31,7 +31,7 @@ from conveyor.ports import (
 from conveyor.simulation import checkers
 from conveyor.simulation.faults.faults import ONLY_ON, Fault
 from conveyor.simulation.profiles import TEMPERS
-from conveyor.telemetry import EngineUsage, make_metrics
+from conveyor.telemetry import ActorFigures, ActorUsage, EngineUsage, make_metrics
 from tests.mutants.defects import MUTANTS
 from tests.tidy.sources import CODE, Module, modules
 from tests.tidy.tables import code, table
@@ -59,11 +59,14 @@ def metrics() -> str:
     found = [
         (family.name, family.type, collector._labelnames, family.documentation)
         for collector in _collectors(make_metrics(CollectorRegistry()))
+        if not isinstance(collector, ActorUsage)
         for family in collector.describe()
     ]
+    actors = ActorUsage()
+    actors.watch(lambda: [ActorFigures("sample", 1, 1, 1)])
     found += [
         (family.name, family.type, tuple(family.samples[0].labels), family.documentation)
-        for family in EngineUsage(_Sample(), {"sample": 1}).collect()
+        for family in (*actors.collect(), *EngineUsage(SampleUsage(), {"sample": 1}).collect())
     ]
     return table(
         ("metric", "type", "labels", "meaning"),
@@ -85,7 +88,7 @@ def _collectors(group: Any) -> Iterator[Any]:
 
 
 @dataclass(frozen=True)
-class _Sample:
+class SampleUsage:
     """Usage of an engine, so that every family has a label."""
 
     calls: Mapping[str, int] = field(default_factory=lambda: {"sample": 1})

@@ -61,7 +61,7 @@ from conveyor.http_client.large_bodies import Decoding
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.webhook_sender import WebhookSender
 from conveyor.schemas.requests import escape_pointer
-from conveyor.telemetry import Metrics
+from conveyor.telemetry import REQUEST_ID, Metrics
 from conveyor.usecases.context import Context
 from conveyor.usecases.idempotency import (
     ResponseSealer,
@@ -164,6 +164,7 @@ async def _begin(env: Context) -> None:
     name = request.headers.get("X-Request-ID", "")
     is_valid = 0 < len(name) <= REQUEST_ID_CHARS_MAX and name.isascii() and name.isprintable()
     g.request_id = name if is_valid else env.new_id()
+    REQUEST_ID.set(g.request_id)
     g.begun_at = trio.current_time()
     # The server and the router both normalise paths. Refuse a path that would match in a form other
     # than the one that was sent.
