@@ -21,6 +21,7 @@ from conveyor.domain.ids import CallerId, NoticeId
 from conveyor.domain.model import Notice
 from conveyor.domain.timing import backoff_s
 from conveyor.ports.errors import Unavailable
+from conveyor.ports.tracer import SpanKind, SpanRecord
 from conveyor.ports.webhook_sender import WebhookSender
 from conveyor.telemetry import Metrics
 from conveyor.usecases import webhook
@@ -137,6 +138,18 @@ class CompletionNotifier:
 
     def _count(self, ready: DueDelivery, outcome: DeliveryOutcome | None) -> None:
         is_delivered = outcome is not None and outcome.is_delivered
+        if self.env.tracer is not None and outcome is not None:
+            now = self.env.now()
+            span = SpanRecord(
+                name="deliver webhook",
+                kind=SpanKind.CLIENT,
+                started_at=now - outcome.duration_s,
+                ended_at=now,
+                attributes={"conveyor.event": ready.notice.event_type},
+                is_error=not is_delivered,
+                run_id=ready.notice.run_id,
+            )
+            self.env.tracer.record(span)
         if self.metrics is not None:
             self.metrics.webhook_deliveries.labels("delivered" if is_delivered else "failed").inc()
         if not is_delivered:

@@ -53,6 +53,7 @@ from conveyor.domain.run.settlement import (
     Unreadable,
 )
 from conveyor.domain.run.wait_reason import GATEWAY_REASONS, WaitReason
+from conveyor.domain.submit.target import host_of
 from conveyor.ports.errors import Unavailable, is_resource_shortage
 from conveyor.ports.gateway import (
     Deferred,
@@ -62,11 +63,13 @@ from conveyor.ports.gateway import (
     PageMemory,
     Scraped,
 )
+from conveyor.ports.tracer import SpanKind, SpanRecord
 from conveyor.telemetry import Metrics
 from conveyor.usecases.context import Context
 from conveyor.usecases.crash_isolation import Crash, is_outage, isolate
 from conveyor.usecases.run import runs, tasks
 from conveyor.usecases.run.tasks import Finish, Retry
+from conveyor.usecases.tracing import is_traced_fetch
 
 log = logging.getLogger(__name__)
 
@@ -286,8 +289,29 @@ class TaskRunner:
             outcome = await self.gateway.scrape(request)
         finally:
             self.wait_status.end_fetch(ref.run_id, ref.task_id)
-        self._count_fetch(outcome, trio.current_time() - started_at)
+        duration_s = trio.current_time() - started_at
+        self._count_fetch(outcome, duration_s)
+        if self.env.tracer is not None and is_traced_fetch(attempt.task.index):
+            self.env.tracer.record(self._fetch_span(attempt, outcome, duration_s))
         return work.permit.finish_call(outcome, request.url)
+
+    def _fetch_span(self, attempt: _Attempt, outcome: Outcome, duration_s: float) -> SpanRecord:
+        now, task = self.env.now(), attempt.task
+        status = outcome.status if isinstance(outcome, Scraped) else 0
+        return SpanRecord(
+            name="fetch",
+            kind=SpanKind.CLIENT,
+            started_at=now - duration_s,
+            ended_at=now,
+            attributes={
+                "conveyor.task_id": task.task_id,
+                "conveyor.attempt": task.attempts + 1,
+                "server.address": host_of(task.url) or "",
+                "http.response.status_code": status,
+            },
+            is_error=not isinstance(outcome, Scraped),
+            run_id=task.run_id,
+        )
 
     def _count_fetch(self, outcome: Outcome, duration_s: float) -> None:
         fetches = self.metrics.fetches

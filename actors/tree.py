@@ -239,6 +239,7 @@ def fetch_children(
             mailbox=mailbox,
         )
 
+    heartbeater = LeaseHeartbeater(env=env, metrics=metrics)
     writer = ShardWriter(env=env, metrics=metrics, is_urgent=lambda: limiter.is_settling_urgent)
     discovery = QueueDiscovery(
         env=env,
@@ -247,11 +248,7 @@ def fetch_children(
         delta_s=discover_s or env.config.cadence.discover_s,
     )
     return [
-        Child(
-            "lease_heartbeater",
-            run=LeaseHeartbeater(env=env, metrics=metrics).run,
-            mailbox=mail.heartbeater,
-        ),
+        Child("lease_heartbeater", run=heartbeater.run, mailbox=mail.heartbeater),
         *(
             Child(f"shard_writer_{number}", run=writer.run, mailbox=mailbox)
             for number, mailbox in enumerate(mail.writers)
@@ -281,7 +278,7 @@ def actor_figures(supervisor: Supervisor) -> Iterator[ActorFigures]:
                 None if mail is None else mail.capacity,
             )
         elif isinstance(nested, DynamicSupervisor):
-            boxes = [each.child.mailbox for each in nested.records()]
+            boxes = [poller.child.mailbox for poller in nested.records()]
             mails = [box.statistics() for box in boxes if box is not None]
             yield ActorFigures(
                 POLLERS,

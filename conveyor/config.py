@@ -131,6 +131,36 @@ class Settings:
     aws_timeout_s: int = limits.AWS_TIMEOUT_S
 
 
+@dataclass(frozen=True, slots=True)
+class OtlpSettings:
+    """What is exported over OTLP, of `traces` and `metrics`, and how often metrics are."""
+
+    signals: frozenset[str]
+    interval_s: float
+
+
+def load_otlp_settings() -> OtlpSettings:
+    """Returns what the OTEL_* variables of this process ask for. The packages of OpenTelemetry read
+    all other variables themselves."""
+    return otlp_settings_from(os.environ)
+
+
+def otlp_settings_from(environ: Mapping[str, str]) -> OtlpSettings:
+    """Nothing is exported without an endpoint."""
+    everything = environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")
+    is_off = environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
+    signals = frozenset(
+        signal
+        for signal in ("traces", "metrics")
+        if (environ.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT", "") or everything)
+        and environ.get(f"OTEL_{signal.upper()}_EXPORTER", "otlp") != "none"
+        and not is_off
+    )
+    read = _Reader(environ)
+    interval_ms = read("OTEL_METRIC_EXPORT_INTERVAL", "60000", _between(100, 3_600_000))
+    return OtlpSettings(signals, interval_ms / 1000)
+
+
 def load_settings() -> Settings:
     """Returns the settings of this process."""
     return settings_from(os.environ)

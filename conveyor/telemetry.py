@@ -146,12 +146,7 @@ def make_metrics(registry: CollectorRegistry) -> Metrics:
             ("method",),
             buckets=LATENCY_BUCKETS_S,
         ),
-        task_outcomes=counter(
-            "conveyor_task_outcomes",
-            "Attempts that were settled: successful, failed (with the reason), retried later, or "
-            "refused because another worker was first.",
-            ("result", "reason"),
-        ),
+        task_outcomes=_make_task_outcomes(registry),
         fetches=_make_fetch_metrics(registry),
         webhook_deliveries=counter(
             "conveyor_webhook_deliveries",
@@ -201,6 +196,16 @@ def make_metrics(registry: CollectorRegistry) -> Metrics:
         ),
         storage=_make_storage_metrics(registry),
         gateway=_make_gateway_metrics(registry),
+    )
+
+
+def _make_task_outcomes(registry: CollectorRegistry) -> Counter:
+    return Counter(
+        "conveyor_task_outcomes",
+        "Attempts that were settled: successful, failed (with the reason), retried later, or "
+        "refused because another worker was first.",
+        ("result", "reason"),
+        registry=registry,
     )
 
 

@@ -37,7 +37,7 @@ from actors.tree import (
 from conveyor import __version__
 from conveyor.api.server.auth import Authenticator, KeyList, Origins, Passthrough, WatchedKeys
 from conveyor.bootstrap.body_memory import body_limits
-from conveyor.config import BadSettings, KeyFile, Settings, environ_of
+from conveyor.config import BadSettings, KeyFile, Settings, environ_of, load_otlp_settings
 from conveyor.domain import ids, limits
 from conveyor.domain.submit.target import TargetPolicy
 from conveyor.engines.executor import COMPUTE_THREADS_MAX, ThreadExecutor
@@ -248,6 +248,37 @@ class Runtime:
 async def open_runtime(settings: Settings, *, role: str) -> AsyncGenerator[Runtime, None]:
     """Opens the engine that the settings name. This process owns an embedded engine, and is one of
     many on a shared engine."""
+    async with _open_world(settings, role) as world, _exporting(world) as exporting:
+        yield exporting
+
+
+@asynccontextmanager
+async def _exporting(world: Runtime) -> AsyncGenerator[Runtime, None]:
+    """Exports traces and metrics over OTLP, if the environment has an endpoint."""
+    otlp = load_otlp_settings()
+    if not otlp.signals:
+        yield world
+        return
+    # Imported here: the packages are optional, and their import takes longer than our own.
+    try:
+        from conveyor.engines.otel import open_otel
+    except ModuleNotFoundError as error:
+        raise BadSettings(
+            f"an OTLP endpoint needs {error.name}: pip install 'conveyor[otel]', or unset "
+            "OTEL_EXPORTER_OTLP_ENDPOINT"
+        ) from None
+    async with open_otel(
+        world.metrics.registry,
+        otlp.signals,
+        now=world.env.now,
+        instance=world.env.process_id,
+        interval_s=otlp.interval_s,
+    ) as tracer:
+        yield replace(world, env=replace(world.env, tracer=tracer))
+
+
+@asynccontextmanager
+async def _open_world(settings: Settings, role: str) -> AsyncGenerator[Runtime, None]:
     # Before anything is opened: a process that must not run must not touch the data.
     require_assertions()
     tune_memory()
@@ -337,7 +368,8 @@ async def join_world(settings: Settings) -> AsyncGenerator[Runtime, None]:
     async with join_engine(settings.data_dir, clock=clock, random=randomness) as engine:
         with build_runtime(settings, engine, clock, randomness, Mailboxes()) as world:
             check_secret(settings.data_dir, world.env.secret_box)
-            yield world
+            async with _exporting(world) as exporting:
+                yield exporting
 
 
 @contextmanager

@@ -87,11 +87,19 @@ def _spelt(number: int) -> str:
     return "".join(_CROCKFORD[(number >> shift) & 31] for shift in range(125, -1, -5))
 
 
+_ULID_MASK = (1 << 128) - 1
+
+
 def _number_of(ulid: str) -> int:
     number = 0
     for character in ulid:
         number = number * 32 + _CROCKFORD.index(character)
     return number
+
+
+def ulid_number(ulid: str) -> int:
+    """Returns the 128 bits of a ULID."""
+    return _number_of(ulid) & _ULID_MASK
 
 
 def minted_at(ulid: str) -> float:

@@ -29,8 +29,9 @@ from conveyor.ports.executor import Executor
 from conveyor.ports.queue import Queue
 from conveyor.ports.secret_box import SecretBox
 from conveyor.ports.store import Store
+from conveyor.ports.tracer import Tracer
 from conveyor.ports.webhook_sender import WorkflowCallback
-from conveyor.usecases import event_log
+from conveyor.usecases import event_log, tracing
 from conveyor.usecases.event_log import EventWakeups
 
 T = TypeVar("T")
@@ -154,6 +155,8 @@ class Context:
     executor: Executor = field(default_factory=InlineExecutor)
     workflows: WorkflowCallback | None = None
     cache: Cache | None = None
+    # None unless the operator exports traces.
+    tracer: Tracer | None = None
     is_apart: Callable[[], bool] = lambda: False
     # One per process: it keeps ids increasing even if the clock is set back.
     minter: ids.Minter = field(default_factory=ids.Minter)
@@ -176,6 +179,8 @@ class Context:
         if isinstance(verdict, Applied):
             # In a commit of its own, so that the changes of one caller do not conflict on the row
             # that numbers its events. The sweeper numbers the events if this process stops here.
+            if self.tracer is not None:
+                tracing.record_events(self.tracer, events_in(change))
             await event_log.number_committed(self.store, self.news, change)
         return verdict
 

@@ -12,7 +12,7 @@ from trio.testing import MockClock
 
 from actors.runtime import Child, DynamicSupervisor, Policy, Strategy, Supervisor, nest
 from actors.tree import actor_figures
-from conveyor.domain.export.export import ExportFormat
+from conveyor.domain.export_record import ExportFormat
 from conveyor.domain.model import FailureReason, Webhook
 from conveyor.ports.gateway import NotScraped, Scraped, ScrapeRequest
 from conveyor.telemetry import make_metrics

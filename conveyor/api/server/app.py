@@ -59,6 +59,7 @@ from conveyor.domain.idempotency import Fingerprint
 from conveyor.domain.quota import QuotaExceeded
 from conveyor.http_client.large_bodies import Decoding
 from conveyor.ports.errors import Unavailable
+from conveyor.ports.tracer import SpanKind, SpanRecord
 from conveyor.ports.webhook_sender import WebhookSender
 from conveyor.schemas.requests import escape_pointer
 from conveyor.telemetry import REQUEST_ID, Metrics
@@ -70,6 +71,7 @@ from conveyor.usecases.idempotency import (
     run_once_per_key,
 )
 from conveyor.usecases.quota import StorageQuotas
+from conveyor.usecases.tracing import begin_request
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +102,8 @@ ROUTES: tuple[Route, ...] = (
     *operations.ROUTES,
 )
 
+# Requests that change nothing are not traced: clients poll.
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _VARIABLE = re.compile(r"\{(\w+)\}")
 
@@ -149,7 +153,7 @@ def make_app(  # noqa: PLR0913 (ports and options, each by name)
     if mount is not None:
         mount(app, api)
     app.before_request(partial(_begin, env))
-    app.after_request(partial(_finish, metrics))
+    app.after_request(partial(_finish, env, metrics))
     app.register_error_handler(Exception, partial(_on_error, metrics))
     app.asgi_app = asgi_guard(app.asgi_app, env, metrics)  # type: ignore[method-assign, assignment, arg-type]
     return app
@@ -166,6 +170,7 @@ async def _begin(env: Context) -> None:
     g.request_id = name if is_valid else env.new_id()
     REQUEST_ID.set(g.request_id)
     g.begun_at = trio.current_time()
+    g.traced = None if env.tracer is None else begin_request()
     # The server and the router both normalise paths. Refuse a path that would match in a form other
     # than the one that was sent.
     path = request.scope.get("raw_path", b"").lower()
@@ -173,7 +178,7 @@ async def _begin(env: Context) -> None:
         raise NotFound("This path does not exist. See /docs.")
 
 
-async def _finish(metrics: Metrics, response: TrioResponse) -> TrioResponse:
+async def _finish(env: Context, metrics: Metrics, response: TrioResponse) -> TrioResponse:
     response.headers["X-Request-ID"] = g.request_id
     response.headers["X-Content-Type-Options"] = "nosniff"
     response.headers.setdefault("Cache-Control", "no-store")
@@ -184,9 +189,30 @@ async def _finish(metrics: Metrics, response: TrioResponse) -> TrioResponse:
     metrics.http_seconds.labels(method).observe(seconds)
     if route in PROBES:
         return response
+    if env.tracer is not None and method not in _SAFE_METHODS:
+        env.tracer.record(_request_span(env, method, route, response.status_code, seconds))
     fields = {"method": method, "route": route, "status": response.status_code}
     log.info("request", extra={**fields, "request_id": g.request_id, "seconds": round(seconds, 4)})
     return response
+
+
+def _request_span(env: Context, method: str, route: str, status: int, seconds: float) -> SpanRecord:
+    now = env.now()
+    return SpanRecord(
+        name=f"{method} {route}",
+        kind=SpanKind.SERVER,
+        started_at=now - seconds,
+        ended_at=now,
+        attributes={
+            "http.request.method": method,
+            "http.route": route,
+            "http.response.status_code": status,
+            "conveyor.request_id": g.request_id,
+        },
+        is_error=status >= 500,
+        run_id=g.traced.run_id,
+        parent=request.headers.get("traceparent"),
+    )
 
 
 async def _on_error(metrics: Metrics, error: Exception) -> TrioResponse:
