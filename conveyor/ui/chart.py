@@ -54,7 +54,8 @@ class Column:
 
     @property
     def minutes(self) -> float:
-        return max(1.0, self.until - self.since) / _MINUTE_S
+        """At least one: what ended within a second does not stand for a minute of such seconds."""
+        return max(_MINUTE_S, self.until - self.since) / _MINUTE_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

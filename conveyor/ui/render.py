@@ -16,7 +16,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 import conveyor
-from conveyor.ui.words import FAILURES, REMEDIES, explain_wait
+from conveyor.ui.words import EVENTS, FAILURES, REMEDIES, explain_wait
 
 _HERE = Path(__file__).parent
 STATIC = _HERE / "static"
@@ -71,6 +71,7 @@ def _environment() -> Environment:
         "size": size,
         "moment": moment,
         "clock": clock,
+        "took": took,
         "short": short,
         "percent": percent,
         "money": money,
@@ -79,6 +80,7 @@ def _environment() -> Environment:
     environment.globals |= {
         "version": conveyor.__version__,
         "explain_wait": explain_wait,
+        "EVENTS": EVENTS,
         "FAILURES": FAILURES,
         "REMEDIES": REMEDIES,
     }
@@ -166,6 +168,12 @@ def moment(text: str | None) -> str:
 
 def clock(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%d %b %H:%M UTC")
+
+
+def took(started: str, ended: str) -> str:
+    """The time between two instants of the API."""
+    between = datetime.fromisoformat(ended) - datetime.fromisoformat(started)
+    return duration(between.total_seconds())
 
 
 def sentence(text: str) -> str:

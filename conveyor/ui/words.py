@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from conveyor.domain.model import FailureReason, RunFailure
+from conveyor.domain.model import EventType, FailureReason, RunFailure
 from conveyor.domain.run.wait_reason import WaitReason
 
 
@@ -82,6 +82,21 @@ REMEDIES: dict[str, str] = {
     FailureReason.TIMEOUT: "A rerun often helps.",
     FailureReason.GATEWAY_ERROR: "A rerun often helps.",
     FailureReason.OTHER: "The problem of each task says more.",
+}
+
+
+EVENTS: dict[str, str] = {
+    EventType.JOB_CREATED: "The job was submitted",
+    EventType.JOB_CLOSED: "The job was closed: it takes no more tasks",
+    EventType.JOB_DELETED: "The job was deleted",
+    EventType.RUN_CREATED: "The run was created",
+    EventType.RUN_PAUSED: "The run was paused",
+    EventType.RUN_RESUMED: "The run was resumed",
+    EventType.RUN_COMPLETED: "The run is complete: every task has ended",
+    EventType.RUN_STOPPED: "The run was stopped",
+    EventType.RUN_FAILED: "The run failed",
+    EventType.RUN_DELETED: "The run was deleted",
+    EventType.INGEST_DONE: "The list was read to its end",
 }
 
 

@@ -41,6 +41,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "run failures": tables.run_failures,
     "scrape options": listings.scrape_options,
     "settings": tables.settings,
+    "shown waits": tables.shown_waits,
     "values": tables.values,
     "wait reasons": tables.wait_reasons,
 }

@@ -18,6 +18,7 @@ from conveyor.domain.run import wait_reason
 from conveyor.domain.run.settlement import BACKOFF
 from conveyor.domain.submit.scraper_params import PARAMS
 from conveyor.schemas.problem_codes import PROBLEM_CODES
+from conveyor.ui.words import WAITS
 from tests.tidy import doc_comments
 from tests.tidy.sources import modules
 
@@ -260,6 +261,13 @@ def run_failures() -> str:
     return table(
         ("failure reason of a run", "meaning"),
         ((code(reason), words[reason.name]) for reason in model.RunFailure),
+    )
+
+
+def shown_waits() -> str:
+    return table(
+        ("reason", "title on the page", "what helps"),
+        ((code(reason), wait.title, wait.remedy) for reason, wait in WAITS.items()),
     )
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import trio
 from trio.testing import MockClock
 
-from conveyor.ui.live import SharedFragments
+from conveyor.ui.live import SharedFragments, make_stand_ins
+from tests.ui.world import Browser, make_ui_world
 
 
 @dataclass(slots=True)
@@ -83,3 +84,18 @@ async def test_no_page_is_shared_with_another_caller(autojump_clock: MockClock) 
     await shared.get("bert", "page", his)
 
     assert (len(hers.built_at), len(his.built_at)) == (1, 1)
+
+
+async def test_visitors_who_share_a_page_get_their_own_tokens() -> None:
+    """The shared blocks contain stand-ins, which no text of a caller can contain."""
+    world = make_ui_world()
+    anna = Browser(world)
+    await anna.sign_in()
+    await anna.open("/ui/system")
+    stand_ins = make_stand_ins(world.env)
+    shared = {"live_form": f'value="{stand_ins.token}" value="{stand_ins.once}"'}
+
+    filled = stand_ins.fill(shared, {"token": anna.token, "once": "once-1"})
+
+    assert filled == {"live_form": f'value="{anna.token}" value="once-1"'}
+    assert make_stand_ins(world.env) != stand_ins

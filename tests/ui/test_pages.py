@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from conveyor.domain.errors import make_problem
-from conveyor.domain.model import FailureReason, Task
+from conveyor.domain.model import EventType, FailureReason, Task
 from conveyor.domain.run.wait_reason import RunReport, WaitReason, WorkerReport
 from conveyor.ports.gateway import NotScraped
-from conveyor.ui.words import FAILURES, REMEDIES, WAITS
+from conveyor.ui.words import EVENTS, FAILURES, REMEDIES, WAITS
 from conveyor.usecases.lookup import load_owned_job
-from conveyor.usecases.run import tasks
+from conveyor.usecases.run import reconcile, tasks
 from conveyor.usecases.run.run_progress import publish_reports
 from tests.api.world import BERT, World
 from tests.ui.world import Browser, make_ui_world
@@ -106,6 +106,64 @@ async def test_every_page_of_a_run_is_small(world: World, anna: Browser) -> None
         page = await anna.open(path)
         assert page.status == 200, (path, page.words)
         assert len(page.text.encode()) < PAGE_BYTES_MAX, path
+
+
+async def a_long_run(world: World) -> Any:
+    """A run that has ended a task in each of several minutes, with failures."""
+    submitted = await world.submit(80, name="n" * 100)
+    job_id = submitted["job_id"]
+    for number, task in enumerate(await world.tasks_of(job_id, submitted["latest_run"]["run_id"])):
+        await (world.succeed if number % 3 else world.fail)(job_id, task)
+        world.clock.advance(60)
+        await reconcile.sweep_runs(world.env)
+        if number == 70:
+            break
+    return submitted
+
+
+async def test_pages_with_charts_and_many_jobs_are_small(world: World, anna: Browser) -> None:
+    for number in range(30):
+        await world.submit(name=f"{number} " + "n" * 90)
+    base = base_of(await a_long_run(world))
+
+    for path in ("/ui/", "/ui/jobs", base):
+        page = await anna.open(path)
+        assert page.status == 200
+        assert len(page.text.encode()) < PAGE_BYTES_MAX, path
+
+
+async def test_a_chart_has_its_figures_as_a_table_too(world: World, anna: Browser) -> None:
+    base = base_of(await a_long_run(world))
+
+    for path in ("/ui/", base):
+        page = await anna.open(path)
+        assert re.search(r'role="img" aria-label="Pages a minute[^"]*: 47 ok, 24 failed', page.text)
+        assert "Figures" in page.words
+        assert re.search(r'<path class="ok" d="(M[\dVhz -]+)+"/>', page.text)
+        assert re.search(r"<script(?! src=)|<style|\sstyle=|\son\w+=", page.text) is None
+
+
+async def test_the_failures_of_a_host_can_be_rerun_from_the_run(
+    world: World, anna: Browser
+) -> None:
+    base = base_of(await an_ended_run(world))
+
+    page = await anna.open(base)
+
+    assert "Where pages failed" in page.words
+    assert '<input type="hidden" name="host" value="example.com">' in page.text
+
+
+async def test_a_run_that_waits_for_its_budget_offers_to_raise_it(
+    world: World, anna: Browser
+) -> None:
+    submitted = await world.submit(2)
+    run = await world.run(submitted["job_id"], submitted["latest_run"]["run_id"])
+    await _bring_about(world, submitted["job_id"], run.run_id, WaitReason.BUDGET)
+
+    page = await anna.open(base_of(submitted))
+
+    assert "Raise the budget" in page.words
 
 
 async def test_no_page_holds_an_inline_script_or_style(world: World, anna: Browser) -> None:
@@ -390,6 +448,7 @@ def test_every_reason_of_a_failure_has_words_and_a_remedy() -> None:
     assert set(FailureReason) <= set(FAILURES)
     assert set(FailureReason) == set(REMEDIES)
     assert set(WAITS) == set(WaitReason)
+    assert set(EVENTS) == set(EventType)
 
 
 async def test_no_page_shows_another_callers_job(world: World, anna: Browser) -> None:

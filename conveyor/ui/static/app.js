@@ -11,11 +11,15 @@
       each.textContent = words(away) || at.toLocaleString();
     }
   };
+  const hours = (s) => {
+    const minutes = Math.round(s / 60);
+    return `${Math.floor(minutes / 60)} h` + (minutes % 60 ? ` ${minutes % 60} min` : "");
+  };
   // Recent and near instants as distances; others as dates.
   const words = (s) => {
     const size = Math.abs(s);
     if (size > 86400) return "";
-    const text = size < 60 ? `${Math.round(size)} s` : size < 3600 ? `${Math.round(size / 60)} min` : `${Math.floor(size / 3600)} h ${Math.round((size % 3600) / 60)} min`;
+    const text = size < 60 ? `${Math.round(size)} s` : size < 3600 ? `${Math.round(size / 60)} min` : hours(size);
     return s >= 0 ? `${text} ago` : `in ${text}`;
   };
   const show = (text, kind) => { if (state) { state.hidden = false; state.textContent = text; state.className = kind; } };
