@@ -30,8 +30,6 @@ log = logging.getLogger(__name__)
 
 # Messages per batch. The replies to Release are sent once per batch, so a larger batch delays them.
 _MAIL_MAX = 1_000
-# The visibility that a message must still have after one missed heartbeat: time for a slow call.
-_SPARE_S = 5.0
 
 
 @dataclass(slots=True)
@@ -93,7 +91,7 @@ class LeaseHeartbeater:
         cost no renewal. The renewal comes up to one interval later, and one more if a heartbeat is
         missed: with 10 s between heartbeats that is 20 s, 30 s or 40 s of the 45 s for which a
         message stays hidden."""
-        return min(limits.VISIBILITY_S / 2, limits.VISIBILITY_S - 2 * self.interval_s - _SPARE_S)
+        return settlement.renewal_due_s(heartbeat_s=self.interval_s)
 
     async def run(self, inbox: Inbox[HeartbeaterMessage]) -> None:
         held = _HeldWork()
@@ -177,7 +175,7 @@ class LeaseHeartbeater:
         # The end of a claim is an instant of the wall clock; the ages above use Trio's clock.
         now = self.env.now()
         verdicts = await self.env.store.commit(
-            [settlement.extend_claim(hold.message.ref, hold.claim, now=now) for hold in holds]
+            [settlement.extend_claim(hold.message.ref, hold.task, now=now) for hold in holds]
         )
         return [
             work

@@ -49,7 +49,7 @@ class Hold:
 
     lease_id: LeaseId | None
     message: Message
-    claim: int
+    task: Task
     scope: trio.CancelScope
     host_lease_id: LeaseId | None = None
 

@@ -117,9 +117,13 @@ class _Attempt:
     memory: PageMemory = field(default_factory=PageMemory)
 
     @property
-    def task(self) -> Task:
+    def claimed(self) -> Claimed:
         assert isinstance(self.work.claim, Claimed)
-        return self.work.claim.task
+        return self.work.claim
+
+    @property
+    def task(self) -> Task:
+        return self.claimed.task
 
     @property
     def spent(self) -> Cost:
@@ -249,11 +253,11 @@ class TaskRunner:
     async def _scrape(self, attempt: _Attempt) -> float | None:
         """Fetches and writes under the heartbeat. During the write, the heartbeater renews only the
         message and the claim; the slot and the lease have passed to the next task."""
-        work, claim = attempt.work, attempt.task.claim
+        work = attempt.work
         # The heartbeater cancels this scope when the lease, the message or the claim is lost. Only
         # then does control reach the lines below the block.
         with trio.CancelScope() as scope:
-            hold = partial(Hold, message=work.message, claim=claim, scope=scope)
+            hold = partial(Hold, message=work.message, task=attempt.task, scope=scope)
             # Without a checkpoint: this saves one task switch per task on the hottest path.
             await self.heartbeater.tell_without_checkpoint(
                 hold(work.permit.lease_id, host_lease_id=work.permit.host_lease_id)
@@ -271,7 +275,7 @@ class TaskRunner:
                 self._end_hold(work)
         log.warning(
             "lease, message or claim lost: task cancelled",
-            extra={"task": attempt.task.task_id, "claim": claim},
+            extra={"task": attempt.task.task_id, "claim": attempt.task.claim},
         )
         return await self._give_up(attempt, _CUT_OFF)
 
@@ -280,7 +284,7 @@ class TaskRunner:
         # Check before the call is charged: a page that cannot be stored would be paid for in vain.
         if not self.storage.may_fetch(self.env.blobs):
             return Deferred(reason=WaitReason.STORAGE, detail=self.storage.detail)
-        request = tasks.request_for(self.env, work.job, attempt.task, attempt.memory)
+        request = tasks.request_for(self.env, work.job, attempt.claimed, attempt.memory)
         work.permit.start_call()
         started_at = trio.current_time()
         ref = work.message.ref
@@ -440,7 +444,7 @@ class TaskRunner:
             assert isinstance(attempt.outcome, Scraped)
             # The body must be durable before the settle that refers to it. Afterwards the copy in
             # memory is dropped, so that waiting settles do not hold pages.
-            result = await tasks.store_body(self.env, ref, task, attempt.outcome)
+            result = await tasks.store_body(self.env, ref, attempt.claimed, attempt.outcome)
             attempt.verdict = tasks.judge_success(self.env, ref, task, attempt.outcome, result)
             attempt.outcome = msgspec.structs.replace(attempt.outcome, body=b"")
             attempt.memory.release()

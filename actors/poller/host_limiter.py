@@ -110,7 +110,7 @@ class HostLimiter:
 
     async def _host_of(self, message: Message) -> str | None:
         ref = message.ref
-        task = await self._env.store.read(TaskKey(ref.job_id, ref.run_id, ref.task_id, ref.shard))
+        task = await self._env.store.read(TaskKey.of(ref))
         # No host lease for a task that will not be fetched: its message is only acked or bounced.
         if task is None or task.status in TASK_TERMINAL:
             return None

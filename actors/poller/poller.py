@@ -51,7 +51,7 @@ from conveyor.telemetry import Metrics
 from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import totals_of
 from conveyor.usecases.run.runs import ensure_queue
-from conveyor.usecases.run.tasks import claim, release_claim
+from conveyor.usecases.run.tasks import claim, release_claim, take
 
 log = logging.getLogger(__name__)
 
@@ -300,7 +300,7 @@ class RunPoller:
         its host and the reservation of its price."""
         if not messages:
             return []
-        claims = await claim(self.env, [admitted.message.ref for admitted in messages])
+        claims = await self._take(state, [admitted.message for admitted in messages])
         assignments = []
         for permit, admitted, result in zip(permits, messages, claims, strict=False):
             permit.host, permit.host_lease_id = admitted.host, admitted.lease_id
@@ -311,6 +311,15 @@ class RunPoller:
         # starts, because the budget must never be exceeded.
         await self._reserve_budget(state, assignments)
         return assignments
+
+    async def _take(self, state: PollerState, messages: Sequence[Message]) -> list[Claim]:
+        """Takes the tasks of the messages. Every task of a run with a budget is claimed by a write:
+        if the queue delivers a message twice, a second fetch would be paid from the budget. So is
+        every task of a run with host limits, whose messages are held for longer than they are
+        hidden."""
+        if state.permits.reservations is None and state.host_limiter is None:
+            return await take(self.env, messages)
+        return await claim(self.env, [message.ref for message in messages])
 
     async def _reserve_budget(
         self, state: PollerState, assignments: Sequence[TaskAssignment]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, TypeVar, assert_never, cast
+from typing import Any, Generic, Self, TypeVar, assert_never, cast
 
 import msgspec
 
@@ -97,6 +97,10 @@ class TaskKey(Key[Task], frozen=True):
     run_id: RunId
     task_id: TaskId
     shard: int
+
+    @classmethod
+    def of(cls, ref: TaskRef) -> Self:
+        return cls(ref.job_id, ref.run_id, ref.task_id, ref.shard)
 
 
 class RecordKey(Key[IdempotencyRecord], frozen=True):

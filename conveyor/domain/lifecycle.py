@@ -90,10 +90,13 @@ class TaskEvent(StrEnum):
 TASK: Table[TaskEvent, TaskStatus] = _table(
     {
         TaskEvent.CLAIMED: ({TaskStatus.PENDING, TaskStatus.PROCESSING}, TaskStatus.PROCESSING),
-        TaskEvent.EXTENDED: ({TaskStatus.PROCESSING}, TaskStatus.PROCESSING),
-        TaskEvent.RELEASED: ({TaskStatus.PROCESSING}, TaskStatus.PENDING),
-        TaskEvent.SUCCEEDED: ({TaskStatus.PROCESSING}, TaskStatus.SUCCESSFUL),
-        TaskEvent.FAILED: ({TaskStatus.PROCESSING}, TaskStatus.FAILED),
+        TaskEvent.EXTENDED: ({TaskStatus.PENDING, TaskStatus.PROCESSING}, TaskStatus.PROCESSING),
+        TaskEvent.RELEASED: ({TaskStatus.PENDING, TaskStatus.PROCESSING}, TaskStatus.PENDING),
+        TaskEvent.SUCCEEDED: (
+            {TaskStatus.PENDING, TaskStatus.PROCESSING},
+            TaskStatus.SUCCESSFUL,
+        ),
+        TaskEvent.FAILED: ({TaskStatus.PENDING, TaskStatus.PROCESSING}, TaskStatus.FAILED),
     }
 )
 
@@ -189,6 +192,7 @@ RUN_LIVE = frozenset(_LIVE)
 RUN_TERMINAL = frozenset(RunStatus) - RUN_LIVE
 TASK_TERMINAL = frozenset({TaskStatus.SUCCESSFUL, TaskStatus.FAILED})
 TASK_UNFINISHED = frozenset(TaskStatus) - TASK_TERMINAL
+TASK_CLAIMED = frozenset({TaskStatus.PROCESSING})
 SETTLES_PASS = frozenset({CounterState.OPEN})
 RELEASES_PASS = frozenset({CounterState.OPEN, CounterState.DRAINING})
 JOB_VISIBLE = frozenset({JobStatus.OPEN, JobStatus.CLOSED})
@@ -216,6 +220,18 @@ def mermaid(table: Table[Event, Status]) -> str:
     for event, (starts, end) in table.items():
         lines += [f"    {start} --> {end}: {event}" for start in sorted(starts)]
     return "\n".join(lines)
+
+
+def sources_under_claim(event: TaskEvent, claim: int) -> frozenset[TaskStatus]:
+    """Returns the statuses in which the worker that holds a task under this claim number may apply
+    `event`.
+
+    Claim 0 is a first delivery, for which nothing was written: the row is still pending, or
+    processing after a heartbeat. A later claim was written, so a pending row means that it was
+    released, and a late write under it must be refused.
+    """
+    legal = sources(TASK, event)
+    return legal & TASK_CLAIMED if claim else legal
 
 
 # Joint rules of a run: conditions over several of its fields. The first half of a stop only records

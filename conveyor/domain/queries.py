@@ -32,6 +32,7 @@ from conveyor.domain.model import (
     RunStatus,
     ShardCounters,
     Task,
+    TaskRef,
     TaskStatus,
     Totals,
 )
@@ -72,6 +73,13 @@ class TasksOf(Query[Task], frozen=True, kw_only=True):
     def have_problems(self) -> bool:
         """Whether the query asks for failed tasks only. Exactly these tasks have a problem."""
         return self.statuses == frozenset({TaskStatus.FAILED})
+
+
+class TasksAt(Query[Task], frozen=True, kw_only=True):
+    """The tasks that these references name, each once, in any order. Tasks that do not exist are
+    left out."""
+
+    refs: tuple[TaskRef, ...]
 
 
 class TaskPage(msgspec.Struct, frozen=True):
@@ -241,6 +249,7 @@ class ExpiredInputs(Query[JobInput], frozen=True, kw_only=True):
 
 AnyQuery = (
     TasksOf
+    | TasksAt
     | StatsOf
     | JobsOf
     | RunsOf

@@ -50,7 +50,7 @@ class Fetch:
     process: str
     run_id: str
     task_id: str
-    claim: int
+    claim_id: str
     started_at: float
     ended_at: float | None = None
     outcome: str = ""
@@ -63,7 +63,12 @@ class Fetch:
     @property
     def identity(self) -> str:
         """What names the task and the attempt in its request."""
-        return f"{self.run_id}-{self.task_id}-{self.claim}"
+        return f"{self.run_id}-{self.task_id}-{self.claim_id}"
+
+    @property
+    def claim(self) -> int:
+        """The number of the claim; 0 for a first delivery, for which nothing was written."""
+        return int(self.claim_id.partition(".")[0])
 
 
 CURRENT_FETCH: ContextVar[Fetch | None] = ContextVar("CURRENT_FETCH", default=None)

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import msgspec
 import pytest
 import trio
 from trio.testing import MockClock
@@ -14,8 +15,9 @@ from actors.lease_heartbeater import LeaseHeartbeater
 from actors.messages import HeartbeaterMessage, Hold, Release
 from actors.runtime import Address, Mailbox
 from conveyor.domain import limits
+from conveyor.domain.changes import TaskKey
 from conveyor.domain.ids import LeaseId
-from conveyor.domain.run import settlement
+from conveyor.domain.model import Task
 from conveyor.domain.run.settlement import Claimed
 from conveyor.ports.queue import Message
 from conveyor.usecases.run import tasks
@@ -32,7 +34,7 @@ async def beating(world: World) -> AsyncGenerator[Address[HeartbeaterMessage], N
         nursery.cancel_scope.cancel()
 
 
-async def work_in_hand(world: World) -> tuple[LeaseId, Message, int]:
+async def work_in_hand(world: World) -> tuple[LeaseId, Message, Task]:
     """One task, received, leased and claimed."""
     accepted = await world.submit(urls(1))
     run = accepted.run
@@ -44,18 +46,18 @@ async def work_in_hand(world: World) -> tuple[LeaseId, Message, int]:
     )
     claim = (await tasks.claim(world.env, [message.ref]))[0]
     assert isinstance(claim, Claimed)
-    return lease_id, message, claim.task.claim
+    return lease_id, message, claim.task
 
 
 async def test_held_work_keeps_lease_message_and_claim_for_hours(
     autojump_clock: MockClock,
 ) -> None:
     world = make_world()
-    lease_id, message, claim = await work_in_hand(world)
+    lease_id, message, task = await work_in_hand(world)
 
     async with beating(world) as heartbeater:
         with trio.CancelScope() as work:
-            await heartbeater.tell(Hold(lease_id, message, claim, work))
+            await heartbeater.tell(Hold(lease_id, message, task, work))
             await trio.sleep(7_200)
 
     assert not work.cancelled_caught
@@ -65,11 +67,11 @@ async def test_held_work_keeps_lease_message_and_claim_for_hours(
 
 async def test_work_that_lost_its_lease_is_cancelled(autojump_clock: MockClock) -> None:
     world = make_world()
-    lease_id, message, claim = await work_in_hand(world)
+    lease_id, message, task = await work_in_hand(world)
 
     async with beating(world) as heartbeater:
         with trio.move_on_after(100) as work:
-            await heartbeater.tell(Hold(lease_id, message, claim, work))
+            await heartbeater.tell(Hold(lease_id, message, task, work))
             await world.env.coordinator.release([lease_id])
             await trio.sleep_forever()
 
@@ -80,11 +82,11 @@ async def test_work_is_cancelled_when_its_message_was_redelivered_elsewhere(
     autojump_clock: MockClock,
 ) -> None:
     world = make_world()
-    lease_id, message, claim = await work_in_hand(world)
+    lease_id, message, task = await work_in_hand(world)
 
     async with beating(world) as heartbeater:
         with trio.move_on_after(100) as work:
-            await heartbeater.tell(Hold(lease_id, message, claim, work))
+            await heartbeater.tell(Hold(lease_id, message, task, work))
             await world.env.queue.bounce([message], delay_s=0)
             await world.env.queue.receive(message.ref.run_id, count_max=1, visibility_s=60)
             await trio.sleep_forever()
@@ -94,11 +96,13 @@ async def test_work_is_cancelled_when_its_message_was_redelivered_elsewhere(
 
 async def test_work_whose_claim_was_taken_over_is_cancelled(autojump_clock: MockClock) -> None:
     world = make_world()
-    lease_id, message, claim = await work_in_hand(world)
+    lease_id, message, task = await work_in_hand(world)
 
     async with beating(world) as heartbeater:
         with trio.move_on_after(100) as work:
-            await heartbeater.tell(Hold(lease_id, message, claim - 1, work))
+            await heartbeater.tell(
+                Hold(lease_id, message, msgspec.structs.replace(task, claim=9), work)
+            )
             await trio.sleep_forever()
 
     assert trio.current_time() < limits.VISIBILITY_S
@@ -106,11 +110,11 @@ async def test_work_whose_claim_was_taken_over_is_cancelled(autojump_clock: Mock
 
 async def test_released_work_is_not_cancelled(autojump_clock: MockClock) -> None:
     world = make_world()
-    lease_id, message, claim = await work_in_hand(world)
+    lease_id, message, task = await work_in_hand(world)
 
     async with beating(world) as heartbeater:
         with trio.move_on_after(100) as work:
-            await heartbeater.tell(Hold(lease_id, message, claim, work))
+            await heartbeater.tell(Hold(lease_id, message, task, work))
             await heartbeater.tell(Release(message.receipt))
             await world.env.coordinator.release([lease_id])
             await trio.sleep_forever()
@@ -121,13 +125,13 @@ async def test_released_work_is_not_cancelled(autojump_clock: MockClock) -> None
 async def test_one_failed_heartbeat_loses_nothing(autojump_clock: MockClock) -> None:
     world = make_world()
     faults = Faults()
-    lease_id, message, claim = await work_in_hand(world)
+    lease_id, message, task = await work_in_hand(world)
     faults.before["renew"] = 1
     faulted = replace(world.env, coordinator=faulty(world.env.coordinator, faults))
 
     async with beating(replace(world, env=faulted)) as heartbeater:
         with trio.move_on_after(100) as work:
-            await heartbeater.tell(Hold(lease_id, message, claim, work))
+            await heartbeater.tell(Hold(lease_id, message, task, work))
             await trio.sleep_forever()
 
     assert faults.fired["renew"] == 1
@@ -139,13 +143,13 @@ async def test_a_missed_renewal_of_message_and_claim_costs_nothing(
 ) -> None:
     world = make_world()
     faults = Faults()
-    lease_id, message, claim = await work_in_hand(world)
+    lease_id, message, task = await work_in_hand(world)
     faults.before["extend"] = 1
     faulted = replace(world.env, queue=faulty(world.env.queue, faults))
 
     async with beating(replace(world, env=faulted)) as heartbeater:
         with trio.move_on_after(200) as work:
-            await heartbeater.tell(Hold(lease_id, message, claim, work))
+            await heartbeater.tell(Hold(lease_id, message, task, work))
             await trio.sleep_forever()
 
     assert faults.fired["extend"] == 1
@@ -156,15 +160,15 @@ async def test_work_that_ends_before_its_renewal_is_due_is_not_extended(
     autojump_clock: MockClock,
 ) -> None:
     world = make_world()
-    lease_id, message, claim = await work_in_hand(world)
-    before = await world.env.store.read(settlement.task_key(message.ref))
+    lease_id, message, task = await work_in_hand(world)
+    before = await world.env.store.read(TaskKey.of(message.ref))
 
     async with beating(world) as heartbeater:
-        await heartbeater.tell(Hold(lease_id, message, claim, trio.CancelScope()))
+        await heartbeater.tell(Hold(lease_id, message, task, trio.CancelScope()))
         await trio.sleep(LeaseHeartbeater(env=world.env).due_s - 1)
-        before_due = await world.env.store.read(settlement.task_key(message.ref))
+        before_due = await world.env.store.read(TaskKey.of(message.ref))
         await trio.sleep(limits.HEARTBEAT_S)
-        after = await world.env.store.read(settlement.task_key(message.ref))
+        after = await world.env.store.read(TaskKey.of(message.ref))
 
     assert before is not None
     assert after is not None
@@ -182,13 +186,13 @@ async def test_a_lease_that_was_passed_on_keeps_its_new_work_alive(
     autojump_clock: MockClock,
 ) -> None:
     world = make_world()
-    lease_id, message, claim = await work_in_hand(world)
-    _, next_message, next_claim = await work_in_hand(world)
+    lease_id, message, task = await work_in_hand(world)
+    _, next_message, next_task = await work_in_hand(world)
 
     async with beating(world) as heartbeater:
         with trio.CancelScope() as work:
-            await heartbeater.tell(Hold(lease_id, message, claim, trio.CancelScope()))
-            await heartbeater.tell(Hold(lease_id, next_message, next_claim, work))
+            await heartbeater.tell(Hold(lease_id, message, task, trio.CancelScope()))
+            await heartbeater.tell(Hold(lease_id, next_message, next_task, work))
             await heartbeater.tell(Release(message.receipt))
             await trio.sleep(3_600)
 

@@ -177,7 +177,7 @@ class World:
         page = Scraped(
             status=200, content_type=content_type, body=body, credits=1, cost_micros=2500
         )
-        result = await tasks.store_body(self.env, ref, held, page)
+        result = await tasks.store_body(self.env, ref, Claimed(held), page)
         verdict = await self.env.commit(
             tasks.judge_success(self.env, ref, held, page, result).change
         )

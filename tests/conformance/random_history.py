@@ -157,7 +157,7 @@ class Walker:
         if message is None:
             return None
         ref = message.ref
-        task = await self.engine.store.read(TaskKey(ref.job_id, ref.run_id, ref.task_id, ref.shard))
+        task = await self.engine.store.read(TaskKey.of(ref))
         if task is None:
             return "gone"
         fresh = Guard(equals=(("claim", task.claim),))

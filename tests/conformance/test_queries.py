@@ -32,6 +32,7 @@ from conveyor.domain.queries import (
     RunsOf,
     SamplesOf,
     StatsOf,
+    TasksAt,
     TasksOf,
 )
 from conveyor.domain.schedule import ScheduleStatus
@@ -58,6 +59,7 @@ from tests.builders import (
     an_export,
     insert,
     keep,
+    ref_to,
     update,
 )
 from tests.conformance.engines import ENGINES, fresh_engine
@@ -133,6 +135,29 @@ async def test_paging_yields_each_task_exactly_once_for_any_page_size(
 
     expected = [task for task in tasks if wanted is None or task.status in wanted]
     assert found == sorted(expected, key=lambda task: task.task_id)
+
+
+async def test_tasks_are_read_by_their_references_and_missing_ones_are_left_out(
+    store: Store,
+) -> None:
+    here, there = a_task(task_id=TaskId("a"), shard=1), a_task(task_id=TaskId("b"), shard=3)
+    other = a_task(task_id=TaskId("c"), run_id=OTHER_RUN)
+    await keep(store, a_job(), a_run(), here, there, other)
+    refs = [ref_to(task) for task in (there, a_task(task_id=TaskId("missing")), here, there)]
+
+    rows = await store.find(TasksAt(refs=tuple(refs)))
+
+    assert sorted(rows, key=lambda row: row.task_id) == [here, there]
+
+
+async def test_a_task_is_read_by_its_reference_as_it_was_last_written(store: Store) -> None:
+    task = a_task()
+    await keep(store, a_job(), a_run(), task)
+    await store.commit([a_change(update(task, attempts=3))])
+
+    (row,) = await store.find(TasksAt(refs=(ref_to(task),)))
+
+    assert row.attempts == 3
 
 
 async def test_a_query_sees_what_was_committed_before_it(store: Store) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from conveyor.domain import lifecycle
 from conveyor.domain.export_record import ExportStatus
+from conveyor.domain.lifecycle import TaskEvent
 from conveyor.domain.model import (
     BatchStatus,
     CounterState,
@@ -52,9 +53,13 @@ LEGAL: dict[str, tuple[type[StrEnum], lifecycle.Table[Any, Any], set[str]]] = {
         {
             "pending claimed processing",
             "processing claimed processing",
+            "pending extended processing",
             "processing extended processing",
+            "pending released pending",
             "processing released pending",
+            "pending succeeded successful",
             "processing succeeded successful",
+            "pending failed failed",
             "processing failed failed",
         },
     ),
@@ -256,3 +261,12 @@ def test_a_diagram_shows_every_transition_once() -> None:
         assert lines[0] == "stateDiagram-v2"
         assert drawn == legal
         assert len(lines) == len(legal) + 1
+
+
+@pytest.mark.parametrize("event", [TaskEvent.EXTENDED, TaskEvent.RELEASED, TaskEvent.SUCCEEDED])
+def test_only_a_first_delivery_acts_on_a_pending_task(event: TaskEvent) -> None:
+    first = lifecycle.sources_under_claim(event, 0)
+    later = lifecycle.sources_under_claim(event, 1)
+
+    assert first == frozenset({TaskStatus.PENDING, TaskStatus.PROCESSING})
+    assert later == frozenset({TaskStatus.PROCESSING})

@@ -121,6 +121,11 @@ DECISIONS: dict[str, Callable[[], object]] = {
     "settle_under_any_claim": _settled,
     "settle_in_any_state": _settled,
     "settle_through_shut_gates": _settled,
+    "released_claim_settles": _settled,
+    "first_settle_keeps_claim_0": lambda: settlement.release_for_retry(
+        a_ref(), a_task(started_at=T0), PROBLEM, spent=Cost(), now=T0
+    ),
+    "heartbeat_without_guard": lambda: settlement.extend_claim(a_ref(), _claimed_task(), now=T0),
     "held_task_claimed": lambda: settlement.claim(a_ref(), now=T0),
     "tries_not_counted": _settled,
     "lost_workers_not_counted": lambda: settlement.lost_workers_problem(a_task(claim=100)),

@@ -14,6 +14,7 @@ import trio
 
 from actors.poller.host_limiter import HostLimiter
 from conveyor.domain.model import HostLimit, HostLimits, Result
+from conveyor.domain.run.settlement import Claimed
 from conveyor.engines.executor import sync_directory
 from conveyor.engines.sqlite import blobs, pack_files
 from conveyor.ports.gateway import Scraped
@@ -27,7 +28,7 @@ PAGE = Scraped(status=200, content_type="text/html", body=b"page", credits=5)
 
 async def a_partition(env: Context) -> object:
     await trio.lowlevel.checkpoint()
-    return tasks.request_for(env, a_job(), a_task()).partition
+    return tasks.request_for(env, a_job(), Claimed(a_task())).partition
 
 
 async def a_paid_success(env: Context) -> object:

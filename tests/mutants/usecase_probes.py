@@ -195,7 +195,7 @@ async def a_settle(env: Context) -> Settle:
     (message,) = await env.queue.receive(accepted.run.run_id, count_max=1, visibility_s=60)
     (claim,) = await tasks.claim(env, [message.ref])
     assert isinstance(claim, Claimed)
-    result = await tasks.store_body(env, message.ref, claim.task, PAGE)
+    result = await tasks.store_body(env, message.ref, claim, PAGE)
     verdict = tasks.judge_success(env, message.ref, claim.task, PAGE, result)
     return Settle(message.ref, claim.task, verdict.change, message, Reply())
 
@@ -229,12 +229,21 @@ async def a_message_put_back(env: Context) -> object:
 
 async def a_body(env: Context) -> object:
     settle = await a_settle(env)
-    return (await tasks.store_body(env, settle.ref, settle.task, PAGE)).key.rpartition(".")[2]
+    result = await tasks.store_body(env, settle.ref, Claimed(settle.task), PAGE)
+    return result.key.rpartition(".")[2]
+
+
+async def a_redelivered_message(env: Context) -> object:
+    accepted = await submit(env, 1)
+    (message,) = await env.queue.receive(accepted.run.run_id, count_max=1, visibility_s=60)
+    again = msgspec.structs.replace(message, receives=2)
+    (claim,) = await part("actors.poller.poller:take")(env, [again])
+    return claim.task.claim
 
 
 async def a_body_that_is_lost(env: Context) -> object:
     settle = await a_settle(env)
-    return await tasks.store_body(failing(env, "add"), settle.ref, settle.task, PAGE)
+    return await tasks.store_body(failing(env, "add"), settle.ref, Claimed(settle.task), PAGE)
 
 
 async def a_beat_without_a_claim(env: Context) -> object:
@@ -243,7 +252,12 @@ async def a_beat_without_a_claim(env: Context) -> object:
         settle.ref.job_id, settle.ref.run_id, count_max=1, cap=1, ttl_s=limits.LEASE_TTL_S
     )
     assert settle.message is not None
-    hold = Hold(LeaseId(lease_id), settle.message, 99, trio.CancelScope())
+    hold = Hold(
+        LeaseId(lease_id),
+        settle.message,
+        msgspec.structs.replace(settle.task, claim=99),
+        trio.CancelScope(),
+    )
     heartbeater = LeaseHeartbeater(env=env)
     due = _Held(hold, trio.current_time() - heartbeater.due_s)
     return len(await heartbeater._beat([due]))
@@ -336,6 +350,7 @@ async def refs_sent_again(env: Context) -> object:
 
 
 DOINGS: dict[str, Callable[[Context], Awaitable[object]]] = {
+    "redelivery_needs_no_claim": a_redelivered_message,
     "lost_list_taken_for_stored": a_list_that_is_lost,
     "refusal_for_now_is_kept": a_refusal_for_now,
     "ingest_overwrites": a_chunk_of_a_zombie,

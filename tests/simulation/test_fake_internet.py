@@ -79,7 +79,7 @@ async def test_the_gateway_bills_a_page_with_an_allowed_status(
     allowed: str, kind: type[Outcome], autojump_clock: MockClock
 ) -> None:
     web = web_with(Fault.SITE_NOT_FOUND)
-    fetch = Fetch(process="worker", run_id="r", task_id="t", claim=1, started_at=0.0)
+    fetch = Fetch(process="worker", run_id="r", task_id="t", claim_id="1", started_at=0.0)
     gateway = ZenrowsGateway(cast("Any", web), f"https://{GATEWAY_HOST}/v1/", now=lambda: T0)
     marker = CURRENT_FETCH.set(fetch)
 

@@ -23,7 +23,7 @@ from tests.tidy.reference import make_reference
 from tests.tidy.sources import ALL_PYTHON, ROOT, modules
 from tests.tidy.sync_client import TARGET, make_sync_client
 
-SPEC_BYTES_MAX = 43_000
+SPEC_BYTES_MAX = 43_500
 WRITTEN = (
     *(path for path in documents() if path.name != "hardening.md"),
     *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),

@@ -199,7 +199,7 @@ async def _judged(
     if isinstance(outcome, NotScraped):
         return tasks.judge_failure(env, job, ref, task, outcome)
     assert isinstance(outcome, Scraped), "these tests defer nothing"
-    result = await tasks.store_body(env, ref, task, outcome)
+    result = await tasks.store_body(env, ref, Claimed(task), outcome)
     return tasks.judge_success(env, ref, task, outcome, result)
 
 

@@ -3,6 +3,11 @@
 A claim is a number. Settling, retrying and releasing a task are guarded by it, so that a worker
 that lost its claim cannot change the task. The change of a task's status and the count of its shard
 are one transaction: after a crash, the counters always match the rows.
+
+The first delivery of a message needs no write: the queue gave the message to one worker. That
+worker holds the task under claim 0, and whatever it writes raises the number to 1. A redelivered
+message raises the number before the fetch. So a worker whose message was given to another one can
+no longer settle, and each task is counted once, however many workers fetched it (decision 0026).
 """
 
 from __future__ import annotations
@@ -43,9 +48,20 @@ from conveyor.domain.timing import backoff_s, jitter_s
 
 
 class Claimed(msgspec.Struct, frozen=True):
-    """This worker holds the task until `task.claim_until`, under the number `task.claim`."""
+    """This worker holds the task until `task.claim_until`, under the number `task.claim`.
+
+    Claim 0 is a first delivery: nothing was written, and the task is held as long as its message is
+    hidden. If the queue delivers a message twice, two workers hold claim 0; `nonce` distinguishes
+    their bodies and requests.
+    """
 
     task: Task
+    nonce: str = ""
+
+    @property
+    def claim_id(self) -> str:
+        """Identifies this claim among all claims of the task."""
+        return f"{self.task.claim}.{self.nonce}" if self.nonce else str(self.task.claim)
 
 
 class AlreadyDone(msgspec.Struct, frozen=True):
@@ -105,12 +121,24 @@ class NotSettled(msgspec.Struct, frozen=True):
 SettleVerdict = Settled | LostClaim | RunClosed | OutcomeUnknown | NotSettled
 
 
-def task_key(ref: TaskRef) -> TaskKey:
-    return TaskKey(job_id=ref.job_id, run_id=ref.run_id, task_id=ref.task_id, shard=ref.shard)
-
-
 def stats_key(ref: TaskRef) -> StatsKey:
     return StatsKey(job_id=ref.job_id, run_id=ref.run_id, shard=ref.shard)
+
+
+def hold_first(row: Task | None, *, nonce: str, now: float) -> Claim | None:
+    """Returns the claim of a first delivery, from the row that was read for it. Returns None if the
+    task must be claimed by a write: it was claimed before, or its row is damaged.
+    """
+    if row is None:
+        return NoSuchTask()
+    if isinstance(row, DamagedTask):
+        return None
+    if row.status in lifecycle.TASK_TERMINAL:
+        return AlreadyDone()
+    # A heartbeat of another worker set the end of its claim 0.
+    if row.claim or row.claim_until:
+        return None
+    return Claimed(msgspec.structs.replace(row, started_at=now), nonce)
 
 
 def claim(ref: TaskRef, *, now: float) -> Change:
@@ -143,7 +171,7 @@ def reclaim(ref: TaskRef, verdict: Verdict | None, *, now: float) -> Change | No
         as_seen = (("attempts", row.attempts), ("claim_until", row.claim_until))
         guard = Guard(status_in=frozenset({row.status}), equals=as_seen)
         taken = msgspec.structs.replace(taken, guard=guard)
-    if row.status not in lifecycle.sources(TASK, TaskEvent.RELEASED):
+    if row.status not in lifecycle.TASK_CLAIMED:
         return SettleChange((taken, _count(ref, RELEASES_PASS, {"retrying": -1})))
     return Change((taken,))
 
@@ -169,7 +197,7 @@ def _claim_update(
     }
     facts = (("attempts", attempts),)
     guard = Guard(status_in=sources, equals=facts, lapsed=("claim_until", now))
-    return Update(task_key(ref), guard, values, {"claim": 1})
+    return Update(TaskKey.of(ref), guard, values, {"claim": 1})
 
 
 def _count(ref: TaskRef, gate: frozenset[CounterState], counts: dict[str, int]) -> Update:
@@ -207,19 +235,42 @@ def _is_held(task: DamagedTask, now: float) -> bool:
     return now <= task.claim_until and not _is_unreal(task, now)
 
 
-def extend_claim(ref: TaskRef, claim_number: int, *, now: float) -> Change:
-    """Extends a claim (heartbeat). The store refuses it after another worker took the task."""
-    guard = Guard(
-        status_in=lifecycle.sources(TASK, TaskEvent.EXTENDED), equals=(("claim", claim_number),)
-    )
-    return Change((Update(task_key(ref), guard, {"claim_until": now + limits.CLAIM_TTL_S}),))
+def extend_claim(ref: TaskRef, task: Task, *, now: float) -> Change:
+    """Extends a claim (heartbeat). The store refuses it after another worker took the task.
+
+    For claim 0 this is the first write. From then on the row shows that the task is processed, and
+    a worker that receives its message a second time waits for the end of the claim.
+    """
+    values = {
+        "status": lifecycle.target(TASK, TaskEvent.EXTENDED),
+        "claim_until": now + limits.CLAIM_TTL_S,
+        "started_at": task.started_at,
+    }
+    return Change((Update(TaskKey.of(ref), _mine(task, TaskEvent.EXTENDED), values),))
+
+
+# The visibility that a message must still have after one missed heartbeat: time for a slow call.
+_SPARE_S = 5.0
+
+
+def renewal_due_s(*, heartbeat_s: float) -> float:
+    """Returns the age at which a heartbeat renews a message and a claim."""
+    return min(limits.VISIBILITY_S / 2, limits.VISIBILITY_S - 2 * heartbeat_s - _SPARE_S)
+
+
+def is_written(task: Task, *, now: float) -> bool:
+    """Whether the row may show the claim under which a worker holds `task`. A first delivery writes
+    nothing until a heartbeat renews it."""
+    age_s = now - (task.started_at or 0.0)
+    return task.claim > 0 or not 0 <= age_s < renewal_due_s(heartbeat_s=limits.HEARTBEAT_S)
 
 
 def lost_workers_problem(task: Task) -> Problem | None:
     """Returns the problem of a task that lost too many workers, else None.
 
     Each earlier claim without a report and without a release is a lost worker. The latest claim is
-    the current one and does not count.
+    the current one and does not count. A worker that died under claim 0 has left no trace, so a
+    task may lose one worker more than the limit.
     """
     lost = task.claim - 1 - task.attempts - task.handed_back
     return errors.worker_lost(lost) if lost > limits.LOST_WORKERS_MAX else None
@@ -281,9 +332,9 @@ def fail_unreadable(ref: TaskRef, task: DamagedTask, *, now: float) -> Change:
         known |= {"result": None, "reason": None}
     equals = tuple((name, value) for name, value in known.items() if name not in task.damaged)
     status_in = None if "status" in task.damaged else frozenset({task.status})
-    flip = Update(task_key(ref), Guard(status_in=status_in, equals=equals), values, is_quiet=True)
+    flip = Update(TaskKey.of(ref), Guard(status_in=status_in, equals=equals), values, is_quiet=True)
     counts = {"done": 1, "failed": 1, FailureReason.OTHER.value: 1}
-    if task.attempts and task.status not in lifecycle.sources(TASK, TaskEvent.RELEASED):
+    if task.attempts and task.status not in lifecycle.TASK_CLAIMED:
         counts["retrying"] = -1
     return SettleChange((flip, _count(ref, SETTLES_PASS, counts)))
 
@@ -315,9 +366,8 @@ def release_claim(
     }
     if spent is not None and money:
         values["history"] = _history(task, problem, spent, now)
-    update = Update(
-        task_key(ref), _mine(task, TaskEvent.RELEASED), values, {"handed_back": 1, **money}
-    )
+    deltas = {"handed_back": 1, **_first_write(task), **money}
+    update = Update(TaskKey.of(ref), _mine(task, TaskEvent.RELEASED), values, deltas)
     between_tries = {"retrying": 1} if task.attempts else {}
     return SettleChange((update, _count(ref, RELEASES_PASS, {**between_tries, **money})))
 
@@ -341,8 +391,7 @@ def settle_result(verdict: Verdict, task: Task) -> SettleVerdict:
     """Interprets the verdict of the store on a settle or release of this claim of `task`.
 
     If an earlier write of this worker, whose outcome was unknown, causes the refusal, the task is
-    settled. The row shows this by one more attempt under the same claim. A release, the other write
-    under the same claim, adds no attempt.
+    settled.
     """
     if isinstance(verdict, Applied):
         stats = verdict.rows[1]
@@ -355,9 +404,16 @@ def settle_result(verdict: Verdict, task: Task) -> SettleVerdict:
     if isinstance(row, ShardCounters):
         return RunClosed()
     assert isinstance(row, Task)
-    if row.claim == task.claim and row.attempts > task.attempts:
-        return Settled(None)
-    return LostClaim()
+    return Settled(None) if _has_settled(row, task) else LostClaim()
+
+
+def _has_settled(row: Task, task: Task) -> bool:
+    """Whether the row shows a settle of this claim of `task`: one more attempt under its number. A
+    release, the other write under the same number, adds no attempt."""
+    if task.claim:
+        return row.claim == task.claim and row.attempts > task.attempts
+    # The first written claim has the same number as a settled claim 0. It started at another time.
+    return (row.claim, row.attempts) == (1, 1) and row.history[-1].started_at == task.started_at
 
 
 def may_be_drained(settled: Settled) -> bool:
@@ -377,7 +433,14 @@ def failure_reason_of(change: Change) -> FailureReason | None:
 
 
 def _mine(task: Task, event: TaskEvent) -> Guard:
-    return Guard(status_in=lifecycle.sources(TASK, event), equals=(("claim", task.claim),))
+    sources = lifecycle.sources_under_claim(event, task.claim)
+    return Guard(status_in=sources, equals=(("claim", task.claim),))
+
+
+def _first_write(task: Task) -> dict[str, int]:
+    """Returns the delta that replaces claim 0 by claim 1 when the task is settled or released, so
+    that another worker that holds claim 0 is refused."""
+    return {} if task.claim else {"claim": 1}
 
 
 def _money(spent: Cost) -> dict[str, int]:
@@ -413,16 +476,16 @@ def _settle(
         "status": lifecycle.target(TASK, event),
         "claim_until": 0.0,
         "history": _history(task, problem, spent, now),
+        "started_at": task.started_at,
         "updated_at": now,
         **values,
     }
+    deltas = {"attempts": 1, **_first_write(task), **money}
     # A stopping run refuses settles, so that its counters are frozen. It still accepts releases.
     gate: frozenset[CounterState] = RELEASES_PASS if event == "released" else SETTLES_PASS
     return SettleChange(
         (
-            Update(
-                task_key(ref), _mine(task, event), flip, {"attempts": 1, **money}, is_quiet=True
-            ),
+            Update(TaskKey.of(ref), _mine(task, event), flip, deltas, is_quiet=True),
             _count(ref, gate, {**counts, **money}),
         )
     )

@@ -78,6 +78,7 @@ from conveyor.domain.queries import (
     SamplesOf,
     StatsOf,
     TaskPage,
+    TasksAt,
     TasksOf,
     UnplacedEvents,
     page_of,
@@ -116,6 +117,9 @@ class Tables:
         match query:
             case TasksOf():
                 return self._tasks_of(query)
+            case TasksAt():
+                places = dict.fromkeys((ref.run_id, ref.task_id) for ref in query.refs)
+                return [self._tasks[place] for place in places if place in self._tasks]
             case StatsOf():
                 return self._stats_of(query)
             case JobsOf():

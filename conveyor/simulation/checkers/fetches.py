@@ -17,16 +17,21 @@ OVERSHOOT = 2
 
 
 def no_fetch_without_a_claim(moment: StateChange, fetch: Fetch) -> Iterator[str]:
-    """I17: who fetches a task has a claim on it that is in its row."""
+    """I17: a worker that fetches a task has a claim on it that is in its row; or it has the first
+    delivery of the message, and without faults no other worker has a claim then."""
     task = moment.after.tasks.get((fetch.run_id, fetch.task_id))
-    if task is not None and fetch.claim > task.claim:
+    if task is None:
+        return
+    is_late = not fetch.claim and task.claim and moment.history.is_spared
+    if fetch.claim > task.claim or is_late:
         yield f"task {_name(fetch)} is fetched under claim {fetch.claim} of {task.claim}"
 
 
 def a_claim_fetches_once(moment: StateChange) -> Iterator[str]:
     """I17: nobody is called twice under one claim, so a task is fetched at most as often as it
     was claimed."""
-    counts = Counter((fetch.run_id, fetch.task_id, fetch.claim) for fetch in moment.history.fetches)
+    fetches = moment.history.fetches
+    counts = Counter((fetch.run_id, fetch.task_id, fetch.claim_id) for fetch in fetches)
     for (run_id, task_id, claim), count in counts.items():
         if count > 1:
             yield f"task {run_id}/{task_id} was fetched {count} times under claim {claim}"
@@ -34,17 +39,22 @@ def a_claim_fetches_once(moment: StateChange) -> Iterator[str]:
 
 def every_fetch_is_an_attempt(moment: StateChange) -> Iterator[str]:
     """I17: in a world without faults, a task is fetched once per attempt. A task that was handed
-    back may have been fetched: its message came back before its claim was made (seed 2107)."""
+    back may have been fetched: its message came back before its claim was made (seed 2107). A first
+    delivery is handed back without a trace."""
     if not moment.history.is_spared or moment.history.kills_count:
         return
-    counts = Counter((fetch.run_id, fetch.task_id) for fetch in moment.history.fetches)
+    fetches = moment.history.fetches
+    counts = Counter((fetch.run_id, fetch.task_id) for fetch in fetches)
+    firsts = Counter((fetch.run_id, fetch.task_id) for fetch in fetches if not fetch.claim)
     for address, task in moment.after.tasks.items():
         run = moment.after.run_by_id.get(task.run_id)
         is_whole = run is not None and run.status is RunStatus.COMPLETED
         if not is_whole or task.source_run_id is not None or task.status not in TASK_TERMINAL:
             continue
-        count = counts[task.run_id, task.task_id]
-        if not task.attempts <= count <= task.attempts + task.handed_back:
+        count, first = counts[task.run_id, task.task_id], firsts[task.run_id, task.task_id]
+        if first > 1:
+            yield f"task {'/'.join(address)} was delivered {first} times for the first time"
+        if not task.attempts <= count <= task.attempts + task.handed_back + first:
             tried = f"{count} times for {task.attempts} attempts"
             yield f"task {'/'.join(address)} was fetched {tried}"
 
@@ -117,6 +127,8 @@ def every_body_answers_its_own_request(moment: StateChange) -> Iterator[str]:
 def _compare(moment: StateChange, task: Task, body: bytes) -> Iterator[str]:
     marker, _, url = body.partition(b"\n")[0].decode(errors="replace").partition(" ")
     own = f"{task.run_id}-{task.task_id}-{task.claim}"
+    if task.claim == 1 and marker.startswith(f"{task.run_id}-{task.task_id}-0."):
+        own = marker  # A first delivery fetched and settled it.
     if HOSTILE_PATH in url and _caller_of(moment, marker) == _caller_of(moment, own):
         return  # Its caller, or one that sent the same request, did this to itself.
     if marker != own or url not in {task.url, REDIRECTED_TO}:

@@ -86,6 +86,8 @@ async def audit_a_run(client: Client) -> None:
     if latest is not None:
         path = f"/v1/jobs/{job.job_id}/runs/{latest['run_id']}"
         await client.get(path)
+        await client.get(f"{path}/series")
+        await client.get(f"{path}/fetches")
         await client.get(f"{path}/audit")
 
 

@@ -36,12 +36,12 @@ class WatchedGateway:
 
     async def scrape(self, request: ScrapeRequest) -> Outcome:
         self.life.check()
-        run_id, task_id, claim = request.identity.split("-")
+        run_id, task_id, claim_id = request.identity.split("-")
         fetch = Fetch(
             process=self.life.name,
             run_id=run_id,
             task_id=task_id,
-            claim=int(claim),
+            claim_id=claim_id,
             started_at=trio.current_time(),
             price_credits=self.inner.price(request.params).credits,
         )

@@ -14,10 +14,12 @@ from conveyor.domain import errors, limits
 from conveyor.domain.changes import Change, Verdict
 from conveyor.domain.damage import DamagedTask
 from conveyor.domain.model import FailureReason, Job, Problem, Result, Task, TaskRef
+from conveyor.domain.queries import TasksAt
 from conveyor.domain.run import settlement
-from conveyor.domain.run.settlement import Claim, Cost, Throttled
+from conveyor.domain.run.settlement import Claim, Claimed, Cost, Throttled
 from conveyor.ports.errors import PartlyUnavailable, Unavailable
 from conveyor.ports.gateway import NotScraped, PageMemory, Scraped, ScrapeRequest
+from conveyor.ports.queue import Message
 from conveyor.usecases.context import Context
 from conveyor.usecases.submit import staging
 
@@ -33,6 +35,35 @@ class Finish(msgspec.Struct, frozen=True):
     """The task has ended, successfully or not."""
 
     change: Change
+
+
+async def take(env: Context, messages: Sequence[Message]) -> list[Claim]:
+    """Takes the tasks of received messages, one verdict each.
+
+    A first delivery is held without a write. A redelivered message is claimed by a write: its
+    earlier worker may still be working, and the new number ends that worker's right to settle.
+    """
+    first = {message.ref.task_id: message.ref for message in messages if message.receives == 1}
+    rows = await env.store.find(TasksAt(refs=tuple(first.values()))) if first else []
+    row_of = {row.task_id: row for row in rows}
+    claims: dict[int, Claim] = {}
+    for number, message in enumerate(messages):
+        # Popped, because one batch may have two messages of a task. The second is claimed by a
+        # write.
+        if message.receives == 1 and first.pop(message.ref.task_id, None) is not None:
+            row = row_of.get(message.ref.task_id)
+            verdict = settlement.hold_first(row, nonce=_nonce(env), now=env.now())
+            if verdict is not None:
+                claims[number] = verdict
+    others = [number for number in range(len(messages)) if number not in claims]
+    if others:
+        verdicts = await claim(env, [messages[number].ref for number in others])
+        claims.update(zip(others, verdicts, strict=True))
+    return [claims[number] for number in range(len(messages))]
+
+
+def _nonce(env: Context) -> str:
+    return f"{env.random.getrandbits(32):08x}"
 
 
 async def claim(env: Context, refs: Sequence[TaskRef]) -> list[Claim]:
@@ -77,9 +108,10 @@ async def _verdicts(
 
 
 def request_for(
-    env: Context, job: Job, task: Task, memory: PageMemory | None = None
+    env: Context, job: Job, claimed: Claimed, memory: PageMemory | None = None
 ) -> ScrapeRequest:
     """Builds the request: task parameters override job parameters, and secrets are unsealed."""
+    task = claimed.task
     own = staging.unseal_secrets(env, job, "task", task.sealed)
     # Headers of the line replace those of the job as a whole; parameters are merged.
     headers = own.headers
@@ -94,8 +126,8 @@ def request_for(
         body=own.body,
         body_content_type=own.content_type,
         auth=key.decode() if key else None,
-        # With the claim number, so that a repeated attempt is not taken for the same request.
-        identity=f"{task.run_id}-{task.task_id}-{task.claim}",
+        # With the claim, so that a repeated attempt is not taken for the same request.
+        identity=f"{task.run_id}-{task.task_id}-{claimed.claim_id}",
         partition=job.caller,
         deadline_s=limits.SCRAPE_DEADLINE_S,
         body_bytes_max=limits.BODY_BYTES_MAX,
@@ -103,11 +135,12 @@ def request_for(
     )
 
 
-async def store_body(env: Context, ref: TaskRef, task: Task, scraped: Scraped) -> Result:
-    """Stores the body under a name with the claim number, so that a worker that lost its claim
-    cannot overwrite the body of the worker that has it."""
+async def store_body(env: Context, ref: TaskRef, claimed: Claimed, scraped: Scraped) -> Result:
+    """Stores the body under a name with the claim, so that a worker that lost its claim cannot
+    overwrite the body of the worker that has it."""
     prefix = f"jobs/{ref.job_id}/runs/{ref.run_id}"
-    stored = await env.blobs.add(prefix, f"{task.task_id}.{task.claim}", (scraped.body,))
+    name = f"{ref.task_id}.{claimed.claim_id}"
+    stored = await env.blobs.add(prefix, name, (scraped.body,))
     return Result(
         stored.key, stored.size_bytes, stored.sha256, scraped.content_type, scraped.status
     )
@@ -174,7 +207,10 @@ async def release_claim(
     problem: Problem | None = None,
 ) -> None:
     """Gives up a claim without an outcome. If the claim is already lost, the guarded change has no
-    effect."""
+    effect. If nothing was written for it, there is nothing to change, except a cost to count."""
+    is_free = spent is None or spent == Cost()
+    if is_free and not settlement.is_written(task, now=env.now()):
+        return
     change = settlement.release_claim(ref, task, spent=spent, problem=problem, now=env.now())
     try:
         await env.commit(change)

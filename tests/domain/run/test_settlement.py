@@ -1,4 +1,4 @@
-"""Claims fence, counters move with their tasks, and gates decide who may still speak."""
+"""Claims fence, counters move with their tasks, and counter states decide what is accepted."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 
 from conveyor.domain import errors, limits
 from conveyor.domain.changes import Applied, Change, Missing, Stale, Update
+from conveyor.domain.damage import DamagedTask
 from conveyor.domain.lifecycle import RELEASES_PASS, SETTLES_PASS, TASK_TERMINAL
-from conveyor.domain.model import CounterState, FailureReason, Result, Task, TaskStatus
+from conveyor.domain.model import Attempt, CounterState, FailureReason, Result, Task, TaskStatus
 from conveyor.domain.run import settlement
 from conveyor.domain.run.settlement import (
     AlreadyDone,
@@ -92,12 +93,16 @@ def test_a_claim_of_a_row_that_is_not_there_finds_no_task() -> None:
 def test_a_heartbeat_is_refused_once_the_claim_has_another_number() -> None:
     task = claimed_task()
 
-    (update,) = settlement.extend_claim(ref_to(task), task.claim, now=T0 + 10).writes
+    (update,) = settlement.extend_claim(ref_to(task), task, now=T0 + 10).writes
 
     assert isinstance(update, Update)
     assert update.guard.equals == (("claim", 4),)
     assert update.guard.status_in == frozenset({TaskStatus.PROCESSING})
-    assert update.values == {"claim_until": T0 + 10 + limits.CLAIM_TTL_S}
+    assert update.values == {
+        "status": TaskStatus.PROCESSING,
+        "claim_until": T0 + 10 + limits.CLAIM_TTL_S,
+        "started_at": task.started_at,
+    }
 
 
 def _every_way_out(task: Task) -> dict[str, Change]:
@@ -321,3 +326,91 @@ def test_what_was_refused_for_another_reason_is_not_claimed_again(fields: dict[s
 
 def test_a_claim_that_finds_the_counters_shut_is_let_go() -> None:
     assert settlement.claim_result(Stale(key_of(a_stats()), a_stats()), now=T0) == NoSuchTask()
+
+
+# First deliveries: held under claim 0, without a write.
+
+
+def first_delivery(**fields: Any) -> Task:
+    return a_task(started_at=T0, **fields)
+
+
+def test_a_first_delivery_of_a_waiting_task_is_held_without_a_number() -> None:
+    claim = settlement.hold_first(a_task(), nonce="f00d", now=T0)
+
+    assert claim == Claimed(first_delivery(), "f00d")
+    assert claim.claim_id == "0.f00d"
+
+
+def test_a_first_delivery_of_a_missing_or_ended_task_is_not_held() -> None:
+    ended = a_task(status=TaskStatus.SUCCESSFUL)
+
+    assert settlement.hold_first(None, nonce="n", now=T0) == NoSuchTask()
+    assert settlement.hold_first(ended, nonce="n", now=T0) == AlreadyDone()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        a_task(claim=1, attempts=1),
+        claimed_task(),
+        a_task(status=TaskStatus.PROCESSING, claim_until=T0 + 20, started_at=T0 - 30),
+        DamagedTask(**msgspec.structs.asdict(a_task()), damaged=("url",)),
+    ],
+    ids=["tried", "claimed", "extended by a heartbeat", "damaged"],
+)
+def test_a_task_that_was_claimed_before_must_be_claimed_by_a_write(row: Task) -> None:
+    assert settlement.hold_first(row, nonce="n", now=T0) is None
+
+
+def test_a_settle_of_a_first_delivery_is_refused_once_anybody_claimed_the_task() -> None:
+    task = first_delivery()
+
+    change = settlement.succeed(ref_to(task), task, RESULT, spent=FREE, now=T0 + 1)
+
+    flip, _ = updates_of(change)
+    assert flip.guard.equals == (("claim", 0),)
+    assert flip.guard.status_in == frozenset({TaskStatus.PENDING, TaskStatus.PROCESSING})
+    assert flip.deltas["claim"] == 1
+    assert flip.values["started_at"] == T0
+
+
+def test_a_release_of_a_first_delivery_counts_its_claim_and_its_cost() -> None:
+    task = first_delivery()
+
+    change = settlement.release_claim(ref_to(task), task, spent=Cost(5), problem=PROBLEM, now=T0)
+
+    flip, count = updates_of(change)
+    assert flip.deltas == {"claim": 1, "handed_back": 1, "credits": 5}
+    assert count.deltas == {"credits": 5}
+
+
+def test_a_heartbeat_of_a_first_delivery_shows_it_and_keeps_its_number() -> None:
+    task = first_delivery()
+
+    (update,) = settlement.extend_claim(ref_to(task), task, now=T0 + 20).writes
+
+    assert isinstance(update, Update)
+    assert update.values["status"] is TaskStatus.PROCESSING
+    assert update.values["started_at"] == T0
+    assert not update.deltas
+
+
+@pytest.mark.parametrize(("started_at", "is_own"), [(T0, True), (T0 + 3, False)])
+def test_a_first_delivery_knows_its_own_settle_by_its_start(
+    started_at: float, is_own: bool
+) -> None:
+    ended = Attempt(number=1, started_at=started_at, ended_at=T0 + 5, problem=None)
+    row = a_task(status=TaskStatus.SUCCESSFUL, claim=1, attempts=1, history=(ended,))
+
+    verdict = settlement.settle_result(Stale(key_of(row), row), first_delivery())
+
+    assert verdict == (Settled(None) if is_own else LostClaim())
+
+
+@pytest.mark.parametrize(("age_s", "is_written"), [(1.0, False), (25.0, True), (-5.0, True)])
+def test_a_first_delivery_is_in_the_row_only_after_a_heartbeat(
+    age_s: float, is_written: bool
+) -> None:
+    assert settlement.is_written(first_delivery(), now=T0 + age_s) is is_written
+    assert settlement.is_written(claimed_task(), now=T0 + age_s)

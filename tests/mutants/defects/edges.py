@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from conveyor.domain.model import Job, Result, Task, TaskRef
+from conveyor.domain.run.settlement import Claimed
 from conveyor.ports.coordinator import HostPool
 from conveyor.ports.gateway import PageMemory, Scraped, ScrapeRequest
 from conveyor.simulation.environment.neighbours import Neighbours
@@ -22,8 +23,8 @@ ORDERLY = Neighbours(is_orderly=True)
 
 
 def _for_everybody(request_for: Any) -> Any:
-    def mutated(env: Context, job: Job, task: Task, *memory: PageMemory) -> ScrapeRequest:
-        request: ScrapeRequest = request_for(env, job, task, *memory)
+    def mutated(env: Context, job: Job, claimed: Claimed, *memory: PageMemory) -> ScrapeRequest:
+        request: ScrapeRequest = request_for(env, job, claimed, *memory)
         return msgspec.structs.replace(request, partition="")
 
     return mutated

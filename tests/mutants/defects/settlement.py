@@ -8,12 +8,15 @@ from typing import Any
 
 import msgspec
 
+from conveyor.domain import lifecycle
 from conveyor.domain.changes import Change, Guard, Update
+from conveyor.domain.lifecycle import TaskEvent
 from conveyor.domain.model import CounterState, Problem, Result, Task, TaskRef, TaskStatus
 from conveyor.domain.run import settlement
-from conveyor.domain.run.settlement import Settled
+from conveyor.domain.run.settlement import Claim, Claimed, Settled
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.gateway import Scraped
+from conveyor.ports.queue import Message
 from conveyor.simulation.profiles import SHORT_LIVES
 from conveyor.simulation.swaps import setting, swapping
 from conveyor.usecases.context import Context
@@ -100,8 +103,8 @@ def _as_a_new_message(_: Any) -> Any:
 
 
 def _named_by_task_alone(_: Any) -> Any:
-    async def mutated(env: Context, ref: TaskRef, task: Task, scraped: Scraped) -> Result:
-        key = f"jobs/{ref.job_id}/runs/{ref.run_id}/{task.task_id}"
+    async def mutated(env: Context, ref: TaskRef, claimed: Claimed, scraped: Scraped) -> Result:
+        key = f"jobs/{ref.job_id}/runs/{ref.run_id}/{ref.task_id}"
         stored = await env.blobs.put(key, (scraped.body,))
         return Result(
             stored.key, stored.size_bytes, stored.sha256, scraped.content_type, scraped.status
@@ -111,11 +114,11 @@ def _named_by_task_alone(_: Any) -> Any:
 
 
 def _hoping_it_is_stored(store_body: Any) -> Any:
-    async def mutated(env: Context, ref: TaskRef, task: Task, scraped: Scraped) -> Result:
+    async def mutated(env: Context, ref: TaskRef, claimed: Claimed, scraped: Scraped) -> Result:
         try:
-            result: Result = await store_body(env, ref, task, scraped)
+            result: Result = await store_body(env, ref, claimed, scraped)
         except Unavailable:
-            key = f"jobs/{ref.job_id}/runs/{ref.run_id}/{task.task_id}.{task.claim}"
+            key = f"jobs/{ref.job_id}/runs/{ref.run_id}/{ref.task_id}.{claimed.claim_id}"
             digest = hashlib.sha256(scraped.body).hexdigest()
             size = len(scraped.body)
             return Result(key, size, digest, scraped.content_type, scraped.status)
@@ -127,6 +130,37 @@ def _hoping_it_is_stored(store_body: Any) -> Any:
 def _nothing_else(_: Any) -> Any:
     async def mutated(self: Any, held: Sequence[Any]) -> list[Any]:
         return []
+
+    return mutated
+
+
+def _as_if_unwritten(_: Any) -> Any:
+    def mutated(event: TaskEvent, claim: int) -> frozenset[TaskStatus]:
+        return lifecycle.sources(lifecycle.TASK, event)
+
+    return mutated
+
+
+def _leaving_claim_0(_: Any) -> Any:
+    def mutated(task: Task) -> dict[str, int]:
+        return {}
+
+    return mutated
+
+
+def _unguarded(extend_claim: Any) -> Any:
+    def mutated(ref: TaskRef, task: Task, *, now: float) -> Change:
+        (update,) = extend_claim(ref, task, now=now).writes
+        return Change((msgspec.structs.replace(update, guard=Guard()),))
+
+    return mutated
+
+
+def _always_the_first(take: Any) -> Any:
+    async def mutated(env: Context, messages: Sequence[Message]) -> list[Claim]:
+        first = [msgspec.structs.replace(message, receives=1) for message in messages]
+        claims: list[Claim] = await take(env, first)
+        return claims
 
     return mutated
 
@@ -218,5 +252,36 @@ MUTANTS = (
         what="Work that takes long loses its message and its claim, and goes on.",
         apply=swapping("actors.lease_heartbeater:LeaseHeartbeater._renew_rest", _nothing_else),
         world={"is_spared": True, "limits": SHORT_LIVES, "rates": {"site_dripped": 0.2}},
+    ),
+    Mutant(
+        name="released_claim_settles",
+        window=57,
+        invariants=(14, 15),
+        what="A worker that released its claim settles the task, as if it had the first delivery.",
+        apply=swapping("conveyor.domain.lifecycle:sources_under_claim", _as_if_unwritten),
+        world={"workers_count": 2, "limits": SHORT_LIVES, "rates": {"call_slow": 0.1}},
+    ),
+    Mutant(
+        name="first_settle_keeps_claim_0",
+        window=57,
+        invariants=(15,),
+        what="The settle of a first delivery does not refuse another first delivery.",
+        apply=swapping("conveyor.domain.run.settlement:_first_write", _leaving_claim_0),
+    ),
+    Mutant(
+        name="heartbeat_without_guard",
+        window=49,
+        invariants=(14, 17),
+        what="A heartbeat extends the claim on a task that was settled or taken over.",
+        apply=swapping("conveyor.domain.run.settlement:extend_claim", _unguarded),
+        world={"workers_count": 2, "limits": SHORT_LIVES, "rates": {"site_dripped": 0.3}},
+    ),
+    Mutant(
+        name="redelivery_needs_no_claim",
+        window=59,
+        invariants=(16,),
+        what="A redelivered message is fetched under claim 0, so lost workers are not counted.",
+        apply=swapping("actors.poller.poller:take", _always_the_first),
+        world={"haste": 10.0},
     ),
 )

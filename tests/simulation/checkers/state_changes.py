@@ -94,7 +94,7 @@ def promising(lines_count: int = 1, **fields: Any) -> History:
 
 def a_fetch(task_id: str, claim: int = 1, **fields: Any) -> Fetch:
     said = {"process": "worker0", "run_id": RUN, "started_at": 1.0, **fields}
-    return Fetch(task_id=task_id, claim=claim, **said)
+    return Fetch(task_id=task_id, claim_id=str(claim), **said)
 
 
 def a_delivery(event_id: str = "EVENT", **fields: Any) -> Delivery:

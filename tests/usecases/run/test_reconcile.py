@@ -27,7 +27,7 @@ async def test_a_completion_that_nobody_looked_for_is_found(env: Context) -> Non
     (message,) = await env.queue.receive(accepted.run.run_id, count_max=1, visibility_s=60)
     claim = (await tasks.claim(env, [message.ref]))[0]
     assert isinstance(claim, Claimed)
-    result = await tasks.store_body(env, message.ref, claim.task, PAGE)
+    result = await tasks.store_body(env, message.ref, claim, PAGE)
     spent = settlement.Cost()
     await env.commit(
         settlement.succeed(message.ref, claim.task, result, spent=spent, now=env.now())

@@ -86,7 +86,7 @@ async def test_a_body_is_over_before_any_storage_that_counts_from_its_arrival_re
     assert isinstance(claimed, Claimed)
     task = claimed.task
     clock.advance(100)
-    result = await tasks.store_body(env, message.ref, task, PAGE)
+    result = await tasks.store_body(env, message.ref, claimed, PAGE)
     stored_at = clock.now()
     clock.advance(100)
     await env.commit(tasks.judge_success(env, message.ref, task, PAGE, result).change)

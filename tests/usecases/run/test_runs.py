@@ -85,7 +85,7 @@ async def test_nothing_settles_once_a_stop_is_requested(env: Context) -> None:
     ref, claim = await _claim_one(env, accepted.run)
     await env.commit(termination.request_stop(accepted.run, reason=None, now=env.now()))
 
-    result = await tasks.store_body(env, ref, claim.task, PAGE)
+    result = await tasks.store_body(env, ref, claim, PAGE)
     change = settlement.succeed(ref, claim.task, result, spent=Cost(), now=env.now())
     verdict = settlement.settle_result(await env.commit(change), claim.task)
 
@@ -192,7 +192,7 @@ async def test_only_the_first_account_error_is_kept(env: Context) -> None:
 async def test_a_look_leaves_a_run_that_is_being_stopped_to_whoever_stops_it(env: Context) -> None:
     accepted = await submit(env, 1)
     ref, claim = await _claim_one(env, accepted.run)
-    result = await tasks.store_body(env, ref, claim.task, PAGE)
+    result = await tasks.store_body(env, ref, claim, PAGE)
     await env.commit(settlement.succeed(ref, claim.task, result, spent=Cost(), now=env.now()))
     await env.commit(termination.request_stop(accepted.run, reason="enough", now=env.now()))
 

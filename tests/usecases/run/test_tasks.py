@@ -24,6 +24,7 @@ from conveyor.domain.run.settlement import (
 )
 from conveyor.ports.errors import PartlyUnavailable
 from conveyor.ports.gateway import NotScraped, Scraped
+from conveyor.ports.queue import Message
 from conveyor.ports.store import Store
 from conveyor.usecases.context import Context
 from conveyor.usecases.run import tasks
@@ -75,7 +76,7 @@ async def claimed(env: Context, ref: TaskRef) -> Claimed:
 
 
 async def settle(env: Context, ref: TaskRef, claim: Claimed) -> settlement.SettleVerdict:
-    result = await tasks.store_body(env, ref, claim.task, PAGE)
+    result = await tasks.store_body(env, ref, claim, PAGE)
     finish = tasks.judge_success(env, ref, claim.task, PAGE, result)
     return settlement.settle_result(await env.commit(finish.change), claim.task)
 
@@ -153,8 +154,8 @@ async def test_a_zombie_cannot_write_over_the_winners_body(
     clock.advance(limits.CLAIM_TTL_S + 1)
     winner = await claimed(env, ref)
 
-    won = await tasks.store_body(env, ref, winner.task, page(b"winner"))
-    lost = await tasks.store_body(env, ref, zombie.task, page(b"zombie"))
+    won = await tasks.store_body(env, ref, winner, page(b"winner"))
+    lost = await tasks.store_body(env, ref, zombie, page(b"zombie"))
 
     assert won.key != lost.key
     assert [piece async for piece in env.blobs.open(won.key)] == [b"winner"]
@@ -272,11 +273,132 @@ async def test_the_same_work_asked_for_twice_carries_the_same_identity(
 ) -> None:
     accepted = await submit(env, 1)
     ref = await a_ref_of(env, accepted)
-    first = (await claimed(env, ref)).task
+    first = await claimed(env, ref)
     clock.advance(limits.CLAIM_TTL_S + 1)
-    second = (await claimed(env, ref)).task
+    second = await claimed(env, ref)
 
     identity = tasks.request_for(env, accepted.job, first).identity
 
     assert identity == tasks.request_for(env, accepted.job, first).identity
     assert identity != tasks.request_for(env, accepted.job, second).identity
+
+
+# First deliveries: a read instead of a write.
+
+
+async def received(env: Context, accepted: Accepted, count: int = 1) -> list[Message]:
+    run_id = accepted.run.run_id
+    return await env.queue.receive(run_id, count_max=count, visibility_s=limits.VISIBILITY_S)
+
+
+async def taken(env: Context, message: Message) -> Claimed:
+    (claim,) = await tasks.take(env, [message])
+    assert isinstance(claim, Claimed)
+    return claim
+
+
+async def test_a_first_delivery_is_taken_without_a_write(env: Context) -> None:
+    accepted = await submit(env, 1)
+    before = await rows_of(env, accepted.run)
+    (message,) = await received(env, accepted)
+
+    claim = await taken(env, message)
+
+    assert claim.task.claim == 0
+    assert await rows_of(env, accepted.run) == before
+
+
+async def test_a_first_delivery_settles_its_task_once(env: Context) -> None:
+    accepted = await submit(env, 1)
+    (message,) = await received(env, accepted)
+    claim = await taken(env, message)
+
+    first = await settle(env, message.ref, claim)
+    again = await settle(env, message.ref, claim)
+
+    (row,) = await rows_of(env, accepted.run)
+    assert isinstance(first, Settled)
+    assert again == Settled(None)
+    assert (row.status, row.claim, row.attempts) == (TaskStatus.SUCCESSFUL, 1, 1)
+    await check_counters(env, accepted.run)
+
+
+async def test_a_redelivered_message_is_claimed_and_its_first_worker_cannot_settle(
+    env: Context, clock: ManualClock
+) -> None:
+    accepted = await submit(env, 1)
+    (message,) = await received(env, accepted)
+    slow = await taken(env, message)
+    clock.advance(limits.VISIBILITY_S + 1)
+    (again,) = await received(env, accepted)
+
+    claim = await taken(env, again)
+
+    assert (again.receives, claim.task.claim) == (2, 1)
+    assert await settle(env, message.ref, slow) == LostClaim()
+    assert isinstance(await settle(env, again.ref, claim), Settled)
+    await check_counters(env, accepted.run)
+
+
+async def test_of_two_first_deliveries_of_one_task_one_settles(
+    env: Context, clock: ManualClock
+) -> None:
+    accepted = await submit(env, 1)
+    (message,) = await received(env, accepted)
+    one = await taken(env, message)
+    clock.advance(1)
+    other = await taken(env, message)
+
+    bodies = [await tasks.store_body(env, message.ref, claim, PAGE) for claim in (one, other)]
+    verdicts = [await settle(env, message.ref, claim) for claim in (one, other)]
+
+    assert bodies[0].key != bodies[1].key
+    assert [type(verdict) for verdict in verdicts] == [Settled, LostClaim]
+    await check_counters(env, accepted.run)
+
+
+async def test_a_second_message_of_a_task_in_one_batch_is_claimed_by_a_write(env: Context) -> None:
+    accepted = await submit(env, 1)
+    (message,) = await received(env, accepted)
+
+    claims = await tasks.take(env, [message, message])
+
+    assert [claim.task.claim for claim in claims if isinstance(claim, Claimed)] == [0, 1]
+
+
+async def test_a_free_first_delivery_is_released_without_a_write(env: Context) -> None:
+    accepted = await submit(env, 1)
+    before = await rows_of(env, accepted.run)
+    (message,) = await received(env, accepted)
+    claim = await taken(env, message)
+
+    await tasks.release_claim(env, message.ref, claim.task)
+
+    assert await rows_of(env, accepted.run) == before
+
+
+async def test_a_paid_first_delivery_that_is_released_counts_its_cost(env: Context) -> None:
+    accepted = await submit(env, 1)
+    (message,) = await received(env, accepted)
+    claim = await taken(env, message)
+
+    await tasks.release_claim(env, message.ref, claim.task, spent=settlement.Cost(7))
+
+    (row,) = await rows_of(env, accepted.run)
+    assert (row.status, row.claim, row.handed_back, row.credits) == (TaskStatus.PENDING, 1, 1, 7)
+    await check_counters(env, accepted.run)
+
+
+async def test_a_first_delivery_that_a_heartbeat_extended_is_released_by_a_write(
+    env: Context, clock: ManualClock
+) -> None:
+    accepted = await submit(env, 1)
+    (message,) = await received(env, accepted)
+    claim = await taken(env, message)
+    clock.advance(30)
+    await env.commit(settlement.extend_claim(message.ref, claim.task, now=env.now()))
+
+    await tasks.release_claim(env, message.ref, claim.task)
+
+    (row,) = await rows_of(env, accepted.run)
+    assert (row.status, row.claim_until) == (TaskStatus.PENDING, 0.0)

@@ -76,7 +76,7 @@ class History:
 
     async def page(self) -> None:
         for message, task in self.in_hand[:1]:
-            result = await tasks.store_body(self.env, message.ref, task, PAGE)
+            result = await tasks.store_body(self.env, message.ref, Claimed(task), PAGE)
             await self.env.commit(
                 settlement.succeed(message.ref, task, result, spent=Cost(1), now=self.env.now())
             )

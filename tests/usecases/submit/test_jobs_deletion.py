@@ -147,7 +147,7 @@ async def test_work_in_flight_on_a_deleted_job_changes_nothing(env: Context) -> 
     await jobs.delete(env, CALLER, accepted.job.job_id)
     assert await gates_of(env, accepted.run) == {CounterState.CLOSED}
 
-    result = await tasks.store_body(env, message.ref, claim.task, PAGE)
+    result = await tasks.store_body(env, message.ref, claim, PAGE)
     late = tasks.judge_success(env, message.ref, claim.task, PAGE, result)
     await env.commit(late.change)
 

@@ -13,6 +13,7 @@ from conveyor.domain.errors import InvalidTasks
 from conveyor.domain.ids import FIRST_BATCH, BatchId, JobId, RunId
 from conveyor.domain.model import Job, RunStatus, StagedList, TaskStatus
 from conveyor.domain.quota import GrowsTooMuch
+from conveyor.domain.run.settlement import Claimed
 from conveyor.domain.submit.admission import TaskDraft
 from conveyor.domain.submit.scraper_params import NOT_WITH_POST, Params
 from conveyor.ports.errors import BlobMissing
@@ -172,11 +173,13 @@ async def test_secrets_are_sealed_on_every_row_and_opened_for_the_fetch(env: Con
 
     stored = msgspec.json.encode([accepted.job, posted, plain])
     assert b"CANARY" not in stored
-    to_send = tasks.request_for(env, accepted.job, posted)
+    to_send = tasks.request_for(env, accepted.job, Claimed(posted))
     assert (to_send.headers, to_send.body) == ({"Cookie": "CANARY-task"}, b"CANARY-body")
     assert to_send.auth == "CANARY-key"
     assert to_send.params == {"wait": "5"}
-    assert tasks.request_for(env, accepted.job, plain).headers == {"Authorization": "CANARY-job"}
+    assert tasks.request_for(env, accepted.job, Claimed(plain)).headers == {
+        "Authorization": "CANARY-job"
+    }
 
 
 async def test_a_staged_list_keeps_secrets_sealed(env: Context) -> None:

@@ -18,7 +18,7 @@ from typing import Any, assert_never
 
 import msgspec
 
-from conveyor.domain.changes import RunKey
+from conveyor.domain.changes import RunKey, TaskKey
 from conveyor.domain.export_record import Export
 from conveyor.domain.ids import JobId, RunId, TaskId
 from conveyor.domain.model import (
@@ -51,6 +51,7 @@ from conveyor.domain.queries import (
     SamplesOf,
     StatsOf,
     TaskPage,
+    TasksAt,
     TasksOf,
     UnplacedEvents,
 )
@@ -255,6 +256,8 @@ async def _find(table: Table, query: AnyQuery) -> list[Any]:
     match query:
         case TasksOf():
             return await _tasks_of(table, query)
+        case TasksAt():
+            return await _tasks_at(table, query)
         case StatsOf():
             return await _stats_of(table, query)
         case JobsOf():
@@ -350,6 +353,12 @@ def _ranges_of(query: TasksOf) -> list[Range]:
         )
         for number in range(query.shard_count)
     ]
+
+
+async def _tasks_at(table: Table, query: TasksAt) -> list[Task]:
+    rows = await table.get_all(list(map(TaskKey.of, query.refs)))
+    table.meter.rows_read += len(rows)
+    return list(rows.values())
 
 
 async def _stats_of(table: Table, query: StatsOf) -> list[ShardCounters]:
