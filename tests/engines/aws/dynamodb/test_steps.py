@@ -11,11 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from conveyor.domain.changes import Applied, BatchKey, Chunk, JobKey, Stale
+from conveyor.domain import limits
+from conveyor.domain.changes import Applied, BatchKey, Chunk, JobKey, RunKey, Stale
 from conveyor.domain.ids import FIRST_BATCH, shard_of
-from conveyor.domain.model import Batch, Result, Task
+from conveyor.domain.model import Batch, Result, Task, Totals
 from conveyor.domain.queries import StatsOf, TasksOf
 from conveyor.domain.run import settlement
+from conveyor.domain.run.series import take_sample
 from conveyor.domain.run.settlement import Claimed, Cost, Settled
 from conveyor.engines.aws.client.client import Answer, AwsClient, Params
 from conveyor.engines.aws.dynamodb import DynamoStore, create_table
@@ -178,6 +180,22 @@ async def test_a_task_costs_little_more_than_four_write_units(table: Table) -> N
     )
     assert (sum(table.meter.calls.values()) - calls) / len(tasks) < 2.1
     assert (table.meter.write_units - units) / len(tasks) < 4.2
+
+
+async def test_a_sample_is_one_call(table: Table) -> None:
+    """At most one for AWS_SAMPLE_TASKS tasks, so at most 0.01 calls a task."""
+    store = await a_run_in(table, a_queue())
+    run = await store.read(RunKey(JOB, RUN))
+    assert run is not None
+    totals = Totals(done=limits.AWS_SAMPLE_TASKS, successful=limits.AWS_SAMPLE_TASKS)
+    change = take_sample(run, totals, now=T0 + 60, tasks_min=limits.AWS_SAMPLE_TASKS)
+    assert change is not None
+    calls = sum(table.meter.calls.values())
+
+    (verdict,) = await store.commit([change])
+
+    assert isinstance(verdict, Applied)
+    assert sum(table.meter.calls.values()) - calls == 1
 
 
 @pytest.mark.slow
