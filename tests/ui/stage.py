@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -108,7 +108,8 @@ def _drain(stream: Iterable[str]) -> None:
 
 
 @contextmanager
-def a_stage(data_dir: Path) -> Iterator[Stage]:
+def a_stage(data_dir: Path, more: Mapping[str, str] | None = None) -> Iterator[Stage]:
+    """A server, and a site for it to fetch. `more` has further variables of its environment."""
     leaks: list[str] = []
     listener = socket.create_server(("127.0.0.1", 0))
     threading.Thread(target=_count_connections, args=(listener, leaks), daemon=True).start()
@@ -121,6 +122,7 @@ def a_stage(data_dir: Path) -> Iterator[Stage]:
         "CONVEYOR_PORT": "0",
         "CONVEYOR_ALLOW_PRIVATE_TARGETS": "on",
         "CONVEYOR_LOG": "json",
+        **(more or {}),
     }
     command = (sys.executable, "-m", "conveyor.cli.main", "dev")
     program = subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True)

@@ -1,12 +1,15 @@
-"""The dashboard in a real browser, against a real server on the embedded engine."""
+"""The dashboard in a real browser, against a real server on the embedded engine, and on the AWS
+engine over local servers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
+from tests.e2e.cloud import a_cloud
 from tests.ui.stage import Stage, a_stage, set_the_scene
 
 pytest.importorskip("playwright.sync_api")
@@ -21,9 +24,16 @@ pytestmark = [
 WAIT_MS = 60_000
 
 
-@pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    with a_stage(tmp_path_factory.mktemp("ui") / "data") as stage:
+@pytest.fixture(scope="module", params=["embedded", "aws"])
+def stage(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stage]:
+    folder = tmp_path_factory.mktemp("ui")
+    with ExitStack() as stack:
+        environ = None
+        if request.param == "aws":
+            environ = stack.enter_context(a_cloud(request, folder)).environ
+        stage = stack.enter_context(a_stage(folder / "data", environ))
         set_the_scene(stage)
         yield stage
 
@@ -91,7 +101,7 @@ def test_an_open_page_follows_its_run(context: BrowserContext, stage: Stage) -> 
     stage.call("POST", f"/v1/jobs/{job_id}/pause")
     expect(page.get_by_text("Resume the run to continue.")).to_be_visible(timeout=WAIT_MS)
 
-    assert page.get_by_role("button", name="Resume").is_visible()
+    assert page.get_by_role("button", name="Resume").first.is_visible()
 
 
 def test_a_lost_connection_is_shown_and_made_again(context: BrowserContext, stage: Stage) -> None:
@@ -128,7 +138,7 @@ def test_a_job_is_run_without_scripts(context: BrowserContext, stage: Stage) -> 
     assert page.get_by_text("The job was submitted.").is_visible()
     page.get_by_role("button", name="Pause").click()
     assert page.get_by_text("Paused", exact=True).is_visible()
-    page.get_by_role("button", name="Resume").click()
+    page.get_by_role("button", name="Resume").first.click()
     page.get_by_role("button", name="Stop").click()
     assert page.get_by_role("heading", name="The run is stopped").is_visible()
     page.get_by_role("link", name="To the run").click()
