@@ -57,7 +57,7 @@ class Coordinator(Protocol):
         self, pools: Sequence[HostPool], *, ttl_s: float
     ) -> list[LeaseId | None]:
         """Takes a lease from each pool in turn; never waits. Returns None for each pool without
-        room."""
+        room. The cap and the spacing of this call apply, also if an earlier call had others."""
 
     async def renew(self, lease_ids: Sequence[LeaseId], *, ttl_s: float) -> frozenset[LeaseId]:
         """Renews leases for `ttl_s` from now. Returns those that had aged out."""

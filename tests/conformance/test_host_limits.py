@@ -134,3 +134,15 @@ async def test_a_door_and_the_leases_of_its_job_share_nothing(coordinator: Coord
     assert await _through(coordinator, a_door(cap=2), 3) == 2
     assert await coordinator.count(RUN) == 2
     assert await coordinator.acquire(JOB, RUN, count_max=2, cap=3, ttl_s=TTL_S) != []
+
+
+async def test_a_shorter_spacing_applies_at_once(
+    coordinator: Coordinator, clock: ManualClock
+) -> None:
+    slow, fast = a_door(spacing_s=9.0), a_door(spacing_s=1.0)
+    await coordinator.acquire_hosts([slow], ttl_s=30)
+    clock.advance(2.0)
+
+    passed = await coordinator.acquire_hosts([slow, fast, fast], ttl_s=30)
+
+    assert [lease is not None for lease in passed] == [False, True, False]

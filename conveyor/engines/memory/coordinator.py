@@ -46,6 +46,8 @@ class MemoryCoordinator:
     def _enter(self, pool: HostPool, ttl_s: float) -> LeaseId | None:
         now = self._clock.steady()
         next_at = self._next_at.get(pool.name, 0.0)
+        if next_at > now + pool.spacing_s + limits.HOST_SLACK_S:
+            next_at = now  # A longer spacing set it. The current one applies at once.
         if pool.spacing_s and now < next_at - limits.HOST_SLACK_S:
             return None
         # A lease of a host pool belongs to the pool and to no run. It is taken before the spacing

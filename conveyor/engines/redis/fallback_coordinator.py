@@ -84,7 +84,10 @@ class FallbackCoordinator:
         # Each worker keeps a spacing that is longer by the number of workers, so that all of them
         # together keep the spacing of the pool.
         now, spacing_s = trio.current_time(), pool.spacing_s * self._workers_count
-        if now < self._next_at.get(pool.name, now) or self._free_permits(pool.name, pool.cap) < 1:
+        next_at = self._next_at.get(pool.name, now)
+        # A later instant was set by a longer spacing. The current one applies at once.
+        is_early = now < next_at <= now + spacing_s
+        if is_early or self._free_permits(pool.name, pool.cap) < 1:
             return None
         self._next_at[pool.name] = now + spacing_s
         lease_id = host_lease_name(pool, new_token(self._random))

@@ -134,8 +134,9 @@ def _enter(
     """Acquires a lease of a host pool. The lease belongs to the pool and to no run."""
     (next_at,) = connection.execute(_NEXT_AT, (pool.name,)).fetchone() or (0.0,)
     if next_at > now + pool.spacing_s + limits.HOST_SLACK_S:
-        # No admission sets `next_at` so far ahead. The row is from before a restart of the
-        # machine, when the steady clock showed larger values.
+        # No admission with this spacing sets `next_at` so far ahead. The spacing was longer before,
+        # or the row is from before a restart of the machine, when the steady clock showed larger
+        # values.
         next_at = now
     if pool.spacing_s and now < next_at - limits.HOST_SLACK_S:
         return False

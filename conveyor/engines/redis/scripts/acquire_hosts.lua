@@ -8,6 +8,10 @@ for first = 3, #ARGV, 4 do
     local pool, clock = KEYS[ARGV[first] * 2 - 1], KEYS[ARGV[first] * 2]
     local cap, spacing = tonumber(ARGV[first + 1]), tonumber(ARGV[first + 2])
     local next_at = tonumber(redis.call('GET', clock) or '0')
+    -- A longer spacing set it. The current one applies at once.
+    if next_at > now + spacing + slack then
+        next_at = now
+    end
     redis.call('ZREMRANGEBYSCORE', pool, '-inf', text(now))
     if (spacing > 0 and now < next_at - slack) or redis.call('ZCARD', pool) >= cap then
         answers[#answers + 1] = 0
