@@ -47,6 +47,7 @@ def test_tables_have_the_names_that_every_release_uses() -> None:
         "key_records",
         "notices",
         "runs",
+        "samples",
         "schedules",
         "scrubs",
         "shares",
