@@ -79,5 +79,5 @@ def test_a_rare_fault_is_judged_by_more_seeds() -> None:
         summary.engines["memory"] += 1
 
     assert Fault.GATEWAY_UNREACHABLE.value not in few.never_struck()
-    assert Fault.GATEWAY_FAILING.value in few.never_struck()
+    assert Fault.GATEWAY_LIMITED.value in few.never_struck()
     assert Fault.GATEWAY_UNREACHABLE.value in many.never_struck()
