@@ -29,8 +29,9 @@ _SEEDS_A_PROCESS = 20
 UNASKED = frozenset({"dynamodb.stale_read", "s3.left_open"})
 """Faults that need not strike."""
 
-# Few worlds draw an outage of the gateway, of one of two kinds: 10 of 805 seeds had the first.
-RARE = frozenset({"gateway_unreachable", "gateway_failing"})
+# Few worlds draw an outage of the gateway, of one of two kinds: 10 of 805 seeds had the first. A
+# refused key of a bulk delete needs a deletion on AWS: 200 seeds had it once, or never.
+RARE = frozenset({"gateway_unreachable", "gateway_failing", "s3.undeleted"})
 RARE_JUDGED_FROM = 600
 """How many seeds it takes until a rare fault that never struck is a failure of the suite."""
 
