@@ -186,14 +186,14 @@ class StatusReporter:
                 await run_progress.withdraw_reports(self.env)
 
     def _log_long_waits(self, reports: dict[RunId, RunReport], logged: dict[RunId, float]) -> None:
-        """Logs a run that has waited for LONG_WAIT_S, once for each wait. `told` has the start of
+        """Logs a run that has waited for LONG_WAIT_S, once for each wait. `logged` has the start of
         the wait that was logged last."""
         for run_id in logged.keys() - reports.keys():
             del logged[run_id]
         for run_id, report in reports.items():
-            is_told = report.since is None or logged.get(run_id) == report.since
+            is_logged = report.since is None or logged.get(run_id) == report.since
             # A run at its own cap makes progress.
-            if report.reason in {None, WaitReason.JOB_CAP} or is_told:
+            if report.reason in {None, WaitReason.JOB_CAP} or is_logged:
                 continue
             assert report.since is not None
             waited_s = self.env.now() - report.since

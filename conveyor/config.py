@@ -133,7 +133,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class OtlpSettings:
-    """What is exported over OTLP, of `traces` and `metrics`, and how often metrics are."""
+    """The program exports `signals` (traces, metrics) over OTLP, and metrics every `interval_s`."""
 
     signals: frozenset[str]
     interval_s: float
