@@ -10,8 +10,8 @@ demo: .venv/.installed
 	$(BIN)/conveyor demo
 
 test: check .venv-servers/.installed .venv-localstack/.installed .venv/axe.min.js
-	@for package in redis-server strace chromium iproute2=ip; do program=$${package##*=} package=$${package%%=*}; \
-		command -v $$program >/dev/null \
+	@for package in redis-server postgresql=/usr/lib/postgresql strace chromium iproute2=ip; do program=$${package##*=} package=$${package%%=*}; \
+		command -v $$program >/dev/null || [ -d $$program ] \
 		|| { apt-get update && RUNLEVEL=1 apt-get install -y --no-install-recommends $$package; } \
 		|| echo "$$package cannot be installed here: its tests are skipped"; done
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal
@@ -70,7 +70,7 @@ test-deploy: .venv/.installed-test .venv-servers/.installed .venv-deploy/.instal
 	touch $@
 
 .venv/.installed-test: pyproject.toml constraints.txt | .venv/bin/pip
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[aws,test]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[aws,postgres,test]'
 	touch .venv/.installed $@
 
 # The accessibility checker that the browser tests run.

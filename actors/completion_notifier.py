@@ -17,6 +17,7 @@ from typing import TypeVar
 
 import trio
 
+from actors.worker_roster import Roster
 from conveyor.domain.ids import CallerId, NoticeId
 from conveyor.domain.model import Notice
 from conveyor.domain.timing import backoff_s
@@ -45,6 +46,7 @@ class _DeliveryState:
 class CompletionNotifier:
     env: Context
     notifier: WebhookSender
+    roster: Roster = field(default_factory=Roster.of_one)
     period_s: float = 1.0
     metrics: Metrics | None = None
     # Due events per query. Events behind a full page are seen only if those on it are started or
@@ -74,8 +76,19 @@ class CompletionNotifier:
                 except Unavailable as error:
                     log.warning("outbox not read", extra={"cause": str(error)})
                     has_postponed = False
-                with trio.move_on_after(0 if has_postponed else self.period_s):
-                    await state.room_made.wait()
+                if not has_postponed:
+                    await self._wait_for_turn(state)
+
+    async def _wait_for_turn(self, state: _DeliveryState) -> None:
+        """Waits for the next query, or until an attempt has ended and made room for others."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._wait_room_made, state, nursery.cancel_scope)
+            await self.roster.wait_turn("deliveries", self.period_s)
+            nursery.cancel_scope.cancel()
+
+    async def _wait_room_made(self, state: _DeliveryState, turn: trio.CancelScope) -> None:
+        await state.room_made.wait()
+        turn.cancel()
 
     async def _start_due(self, state: _DeliveryState, nursery: trio.Nursery) -> bool:
         """Starts the attempts that may start. On a full page, events that may not start are
@@ -159,7 +172,9 @@ class CompletionNotifier:
                 extra={
                     "event": notice.notice_id,
                     "job": notice.job_id,
+                    "run": notice.run_id,
                     "attempts": notice.attempts + 1,
+                    "cause": "crash" if outcome is None else outcome.error,
                 },
             )
 

@@ -20,7 +20,8 @@ from conveyor.ports.errors import Unavailable
 # to the coordinator.
 POLL_S = 0.02
 
-Tell = Callable[[JobId, RunId], Awaitable[None]]
+Tell = Callable[[JobId, RunId, int], Awaitable[None]]
+Notify = Callable[[JobId, RunId], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +36,14 @@ class CrossProcessSignals:
     coordinator: Coordinator
     local: Signals | None
     tell: Tell
-    notify: Tell
+    notify: Notify
     can_abandon: bool
 
-    async def run_changed(self, job_id: JobId, run_id: RunId) -> None:
+    async def run_changed(self, job_id: JobId, run_id: RunId, tasks: int = 0) -> None:
         # The local worker first: it needs no network.
         if self.local is not None:
-            await self.local.run_changed(job_id, run_id)
-        await self.tell(job_id, run_id)
+            await self.local.run_changed(job_id, run_id, tasks)
+        await self.tell(job_id, run_id, tasks)
 
     async def batch_opened(self, job_id: JobId, run_id: RunId) -> None:
         """Notifies one worker, which is enough: the one in this process, if there is one."""
@@ -55,7 +56,7 @@ class CrossProcessSignals:
         held = await self._count(run_id)
         receipt = TeardownResult(held or 0, (held or 0) if self.can_abandon else 0, complete=False)
         with trio.move_on_after(deadline_s):
-            await self.tell(job_id, run_id)
+            await self.tell(job_id, run_id, 0)
             if self.local is not None:
                 await self.local.teardown(job_id, run_id, deadline_s=deadline_s)
             lease_count = await self._count(run_id)
@@ -72,6 +73,6 @@ class CrossProcessSignals:
             return None
 
 
-async def no_notification(job_id: JobId, run_id: RunId) -> None:
+async def no_notification(job_id: JobId, run_id: RunId, tasks: int) -> None:
     """Used if other processes cannot be reached: they find changes by polling."""
     await trio.lowlevel.checkpoint()

@@ -12,11 +12,12 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import trio
 
+from actors.worker_roster import Roster
 from conveyor.domain.changes import JobKey
 from conveyor.domain.export_record import Export
 from conveyor.domain.ids import CallerId, ExportId, JobId
@@ -36,6 +37,7 @@ DUE_MAX = 1_000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exporter:
     env: Context
+    roster: Roster = field(default_factory=Roster.of_one)
     metrics: Metrics | None = None
     period_s: float = 0.5
     # More exports at once need more memory (a page and a group of bodies each) and compete with
@@ -56,7 +58,10 @@ class Exporter:
                         nursery.start_soon(self._run_export, export, under_way)
                 except Unavailable as error:
                     log.warning("exports not read", extra={"cause": str(error)})
-                await trio.sleep(self.period_s)
+                if under_way:
+                    await trio.sleep(self.period_s)
+                else:
+                    await self.roster.wait_turn("exports", self.period_s)
 
     async def _choose_exports(
         self, under_way: Mapping[ExportId, CallerId], served_at: dict[CallerId, float]

@@ -96,7 +96,7 @@ class LeaseHeartbeater:
     async def run(self, inbox: Inbox[HeartbeaterMessage]) -> None:
         held = _HeldWork()
         if self.metrics is not None:
-            self.metrics.leases.held.set_function(lambda: len(held.by_receipt))
+            self.metrics.slots.leases.set_function(lambda: len(held.by_receipt))
         async with inbox, trio.open_nursery() as nursery:
             nursery.start_soon(self._beat_forever, held)
             while True:
@@ -137,7 +137,7 @@ class LeaseHeartbeater:
                 if held.by_receipt.pop(work.hold.message.receipt, None) is not None:
                     work.hold.scope.cancel(reason="its lease, message or claim was lost")
                     if self.metrics is not None:
-                        self.metrics.leases.lost.inc()
+                        self.metrics.slots.leases_lost.inc()
 
     async def _beat(self, held: Sequence[_Held]) -> list[_Held]:
         """Renews all leases, and the messages and claims that are due. Returns the work that has

@@ -70,7 +70,8 @@ HeartbeaterMessage = Hold | Release
 class Settle:
     """Command: write this change of a claimed task, then ack its message if the task has ended.
 
-    A settle has no message if the task is tried again: its message is bounced.
+    A settle has no message if the task is tried again: its message is bounced. `is_last` is True if
+    this process fetches nothing else of the run and can receive nothing more.
     """
 
     ref: TaskRef
@@ -78,6 +79,7 @@ class Settle:
     change: Change
     message: Message | None
     reply: Reply[SettleVerdict]
+    is_last: bool = False
 
 
 ShardWriterMessage = Settle
@@ -86,10 +88,12 @@ ShardWriterMessage = Settle
 @dataclass(frozen=True, slots=True)
 class RunUpdated:
     """The current row of the run. `is_signalled` is True if a process reported a change, which the
-    row need not show. It is False if a scan found the run; the row may then be unchanged."""
+    row need not show. It is False if a scan found the run; the row may then be unchanged.
+    `is_owner` is False if only other workers are to poll the run from now on."""
 
     run: Run
     is_signalled: bool = False
+    is_owner: bool = True
 
 
 PollerMessage = RunUpdated
@@ -97,10 +101,12 @@ PollerMessage = RunUpdated
 
 @dataclass(frozen=True, slots=True)
 class RunChanged:
-    """The run is new, has new tasks, was paused or resumed, has a stop request, or has ended."""
+    """The run is new, has new tasks, was paused or resumed, has a stop request, or has ended.
+    `tasks` is how many tasks a run with new tasks has."""
 
     job_id: JobId
     run_id: RunId
+    tasks: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,11 @@
 """QueueDiscovery: finds the live runs and keeps one poller for each
 (docs/architecture.md, Discovery).
 
+Only the runs that this process owns have a poller here (docs/architecture.md, Ownership). A poller
+whose run moves to other workers ends when its last task has ended.
+
 Owns:    the pollers: which runs have one, and the address of each.
-Hears:   RunChanged, TearDown.
+Hears:   RunChanged, TearDown; it reads the Roster.
 Says:    RunUpdated to pollers; a receipt to the sender of a TearDown.
 Crashes: only by bug, and never because of a single run: a run that crashes discovery is deferred.
          A new incarnation stops the pollers that it finds and starts with a full scan.
@@ -31,6 +34,7 @@ from actors.runtime import (
     NotSupervising,
     receive_batch,
 )
+from actors.worker_roster import Roster
 from conveyor.domain.changes import JobKey, RunKey
 from conveyor.domain.errors import Conflict
 from conveyor.domain.ids import JobId, RunId
@@ -58,6 +62,9 @@ OVERLAP_S = 60.0
 POLLER_GRACE_S = 5.0
 # Without signals, a new run waits this long for its poller. Each scan is one query or more.
 DELTA_S = 10.0
+# How long the first scan waits for the reports of other workers. Without them, it would start
+# pollers for all runs.
+FIRST_ROSTER_S = 3.0
 # How long a stopped run counts as held while its leases cannot be counted. The poller reads its
 # run's row every WATCH_S (3 s) and has POLLER_GRACE_S to clean up; the rest is for a slow store.
 UNCOUNTED_S = 12.0
@@ -84,10 +91,16 @@ class _CrashCount:
 
 @dataclass(slots=True)
 class _State:
-    """The state of one incarnation: the address of each poller, and the runs that crashed it."""
+    """The state of one incarnation: the address of each poller, and the runs that crashed it.
+
+    `caps` has the caps of runs that this process does not own because of their cap. `handed_over`
+    has the runs whose pollers were told to end.
+    """
 
     addresses: dict[RunId, Address[PollerMessage]] = field(default_factory=dict)
     crashes: dict[RunId, _CrashCount] = field(default_factory=dict)
+    caps: dict[RunId, int] = field(default_factory=dict)
+    handed_over: dict[RunId, JobId] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +108,7 @@ class QueueDiscovery:
     env: Context
     pollers: DynamicSupervisor
     make_poller: MakePoller
+    roster: Roster
     delta_s: float = DELTA_S
     resync_s: float = 120.0
 
@@ -108,7 +122,11 @@ class QueueDiscovery:
             nursery.start_soon(self._scan_forever, state)
             while True:
                 batch = await receive_batch(inbox, MAIL_MAX)
-                changed = {(m.job_id, m.run_id) for m in batch if isinstance(m, RunChanged)}
+                changed = {
+                    (message.job_id, message.run_id)
+                    for message in batch
+                    if isinstance(message, RunChanged) and self._concerns_us(message)
+                }
                 # Each run in a task of its own: reading one row must not delay the signals of other
                 # runs. Sorted, because the order of a set differs between processes and a
                 # simulation must be repeatable.
@@ -124,11 +142,14 @@ class QueueDiscovery:
                             assert_never(message)
 
     async def _scan_forever(self, state: _State) -> None:
-        """Scans all live runs at the start and every `resync_s`, and the recently changed ones
-        every `delta_s`."""
+        """Scans all live runs at the start, every `resync_s`, and when a worker came or went; and
+        the recently changed ones every `delta_s`."""
         since, resync_at = 0.0, 0.0
+        if self.roster.is_unknown:
+            await self.roster.wait_changed(FIRST_ROSTER_S)
         while True:
             self._forget_ended_runs(state)
+            await self._check_handed_over(state)
             started_at = self.env.now()
             # If the wall clock was set back by more than the overlap, a delta scan would miss runs
             # that change now.
@@ -141,18 +162,38 @@ class QueueDiscovery:
                     resync_at = trio.current_time() + self.resync_s
             except Unavailable as error:
                 log.warning("scan deferred: engine unavailable", extra={"cause": str(error)})
-            await trio.sleep(self.delta_s)
+            if await self.roster.wait_changed(self.delta_s):
+                resync_at = 0.0
+
+    def _concerns_us(self, message: RunChanged) -> bool:
+        """Returns whether this process polls the run, or may have to. The cap of the run is not
+        known yet, so a run with many tasks may turn out to need fewer workers."""
+        return message.run_id in self.pollers.names() or self.roster.owns_run(
+            message.run_id, tasks=message.tasks, cap=message.tasks
+        )
+
+    async def _check_handed_over(self, state: _State) -> None:
+        """Reads the runs whose pollers were told to end, until they have: if this process owns such
+        a run again meanwhile, nobody else may poll it."""
+        for run_id, job_id in list(state.handed_over.items()):
+            del state.handed_over[run_id]
+            if not await self._refresh_run(state, job_id, run_id):
+                state.handed_over[run_id] = job_id
 
     async def _scan(self, state: _State, since: float) -> None:
         after: RunId | None = None
+        seen: set[RunId] = set()
         while True:
             query = RunsIn(statuses=RUN_LIVE, updated_since=since, after=after, limit=PAGE)
             page = await self.env.store.find(query)
             for run in page:
+                seen.add(run.run_id)
                 await self._isolate(state, run.run_id, partial(self._reconcile_run, state, run))
             if len(page) < PAGE:
-                return
+                break
             after = page[-1].run_id
+        if not since:  # All live runs: the others have ended.
+            state.caps = {run_id: cap for run_id, cap in state.caps.items() if run_id in seen}
 
     def _forget_ended_runs(self, state: _State) -> None:
         """Drops the addresses of pollers that have ended: a poller ends by itself when its run
@@ -163,7 +204,8 @@ class QueueDiscovery:
         for run_id in [run_id for run_id, crash in state.crashes.items() if crash.is_over(now)]:
             del state.crashes[run_id]
 
-    async def _refresh_run(self, state: _State, job_id: JobId, run_id: RunId) -> None:
+    async def _refresh_run(self, state: _State, job_id: JobId, run_id: RunId) -> bool:
+        """Reads one run and ensures its poller. Returns False if the engine is unavailable."""
         try:
             read = partial(self._read_and_reconcile, state, job_id, run_id)
             await self._isolate(state, run_id, read)
@@ -171,6 +213,8 @@ class QueueDiscovery:
             log.warning(
                 "run not refreshed: engine unavailable", extra={"run": run_id, "cause": str(error)}
             )
+            return False
+        return True
 
     async def _read_and_reconcile(self, state: _State, job_id: JobId, run_id: RunId) -> None:
         run = await self.env.store.read(RunKey(job_id, run_id))
@@ -210,30 +254,43 @@ class QueueDiscovery:
         """Ensures that a live run has a poller which knows the current row. For a run with a stop
         request, stops the poller and finishes the stop."""
         if is_stopping(run):
+            is_concerned = run.run_id in self.pollers.names() or self.roster.owns(run.run_id)
             await self._stop_poller(state, run.run_id)
             # While another process still works on the run, that process holds leases. Its own
-            # discovery reaches this line later, and the last one finishes the stop.
-            if not await self._is_held(run):
+            # discovery reaches this line later, and the last one finishes the stop; if it had
+            # found leases of others, the first owner does.
+            if is_concerned and not await self._is_held(run):
                 # A conflict means that other processes keep changing the row. The next scan tries
                 # again.
                 with suppress(Conflict):
                     await runs.finish_stop(self.env, run.job_id, run.run_id)
             return
         address = state.addresses.get(run.run_id)
+        is_owner = self._owns(state, run)
         if address is not None and run.run_id in self.pollers.names():
+            if not is_owner:
+                state.handed_over[run.run_id] = run.job_id
             try:
-                address.tell_nowait(RunUpdated(run, is_signalled))
+                address.tell_nowait(RunUpdated(run, is_signalled, is_owner))
             except MailboxFull:
                 # The poller has unread updates. The next scan sends it the current row.
                 log.debug("poller mailbox full", extra={"run": run.run_id})
             return
-        await self._start_poller(state, run)
+        if is_owner:
+            await self._start_poller(state, run)
+
+    def _owns(self, state: _State, run: Run) -> bool:
+        tasks = max(run.planned, run.total)
+        return self.roster.owns_run(run.run_id, tasks=tasks, cap=state.caps.get(run.run_id, tasks))
 
     async def _start_poller(self, state: _State, run: Run) -> None:
         job = await self.env.store.read(JobKey(run.job_id))
         # Check again after the read: a concurrent refresh of the same run may have started the
         # poller.
         if job is None or run.run_id in self.pollers.names():
+            return
+        state.caps[run.run_id] = job.max_inflight
+        if not self._owns(state, run):
             return
         # Each RunUpdated replaces the one before, so a poller gains nothing from a longer backlog.
         mailbox: Mailbox[PollerMessage] = Mailbox(capacity=4)

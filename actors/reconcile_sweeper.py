@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -18,6 +18,7 @@ import trio
 
 from actors.messages import BatchStalled, StreamerMessage
 from actors.runtime import Address
+from actors.worker_roster import Roster
 from conveyor.domain.errors import Refused
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import Run
@@ -33,6 +34,7 @@ T = TypeVar("T")
 
 # The pool of the one lease that workers share for sweeping; no job and no run has such an id. The
 # two differ, because an engine may keep both kinds of names in one place.
+SWEEPS = "sweeps"
 _SWEEP_POOL, _SWEEP_RUN = JobId("sweep"), RunId("sweeper")
 
 
@@ -40,6 +42,7 @@ _SWEEP_POOL, _SWEEP_RUN = JobId("sweep"), RunId("sweeper")
 class ReconcileSweeper:
     env: Context
     streamer: Address[StreamerMessage]
+    roster: Roster = field(default_factory=Roster.of_one)
     period_s: float = 15.0
     deletion_period_s: float = 2.0
     batch_idle_s: float = 30.0
@@ -50,9 +53,8 @@ class ReconcileSweeper:
         idle_s = self.batch_idle_at_start_s
         drained: dict[RunId, Run] = {}
         queues_at: float | None = None
-        clock_steps = clock_repairs.ClockStepDetector(self.env.clock)
-        # Before this process started, its clock may have been ahead.
-        is_suspect = True
+        repairs = clock_repairs.RepairTrigger(self.env.clock)
+        is_suspect = False
         async with trio.open_nursery() as nursery:
             # Events and deletions have their own loops: a long sweep of runs must not delay them.
             nursery.start_soon(self._number_events_forever)
@@ -61,13 +63,15 @@ class ReconcileSweeper:
                 # Outside the turn: every worker may ingest, and the epoch of a batch decides
                 # between two.
                 await self._attempt("batches", partial(self._resume_batches, idle_s))
-                is_suspect |= clock_steps.was_set_back()
+                is_suspect |= repairs.is_due()
                 ahead_count: int | None = 0
                 if is_suspect:
                     ahead_count = await self._attempt(
                         "batches from ahead", self._resume_batches_from_ahead
                     )
-                if await self._is_our_turn():
+                # A worker that suspects times in the future repairs them, owner or not.
+                is_owner = self.roster.owns(SWEEPS)
+                if (is_owner or is_suspect) and await self._is_our_turn():
                     # Before the other sweeps, which find rows by their times.
                     if is_suspect:
                         repair = partial(clock_repairs.pull_back, self.env)
@@ -75,12 +79,13 @@ class ReconcileSweeper:
                         # An outage may have hidden some rows, and the streamer may not have
                         # reached a batch that this round sent: then the next round repairs again.
                         is_suspect = repaired is None or ahead_count != 0
-                    await self._attempt("runs", partial(self._sweep_runs, drained))
-                    queues_at = await self._close_queues(queues_at)
-                    await self._attempt("expiries", partial(reconcile.sweep_expired, self.env))
-                    await self._attempt("rows", partial(reconcile.remove_old_rows, self.env))
+                    if is_owner:
+                        await self._attempt("runs", partial(self._sweep_runs, drained))
+                        queues_at = await self._close_queues(queues_at)
+                        await self._attempt("expiries", partial(reconcile.sweep_expired, self.env))
+                        await self._attempt("rows", partial(reconcile.remove_old_rows, self.env))
                 idle_s = self.batch_idle_s
-                await trio.sleep(self.period_s)
+                await self.roster.wait_turn(SWEEPS, self.period_s)
 
     async def _is_our_turn(self) -> bool:
         """Acquires the lease of the sweep, so that of many workers one sweeps the runs. The lease
@@ -103,13 +108,16 @@ class ReconcileSweeper:
     async def _number_events_forever(self) -> None:
         while True:
             await self._attempt("events", partial(reconcile.place_events, self.env))
-            await trio.sleep(self.deletion_period_s)
+            await self.roster.wait_turn("events", self.deletion_period_s)
 
     async def _delete_forever(self) -> None:
         while True:
             is_left = await self._attempt("deletions", partial(reconcile.delete_due, self.env))
             # A deletion that was interrupted after its turn continues at once.
-            await trio.sleep(0 if is_left else self.deletion_period_s)
+            if is_left:
+                await trio.lowlevel.checkpoint()
+            else:
+                await self.roster.wait_turn("deletions", self.deletion_period_s)
 
     async def _attempt(self, what: str, sweep: Callable[[], Awaitable[T]]) -> T | None:
         """Performs one sweep. An outage, or a run that changes too fast, must not prevent the other

@@ -16,6 +16,7 @@ from functools import partial
 
 import trio
 
+from actors.worker_roster import Roster
 from conveyor.domain.ids import JobId
 from conveyor.domain.schedule import Schedule, UnknownZone
 from conveyor.ports.errors import Unavailable
@@ -32,19 +33,28 @@ log = logging.getLogger(__name__)
 CRASHES_MAX = 5
 
 
+# One worker triggers all schedules; the others would lose the race for each.
+SUBJECT = "schedules"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduler:
     env: Context
+    roster: Roster = field(default_factory=Roster.of_one)
     period_s: float = 1.0
     page_rows: int = 200
     crashes: Counter[JobId] = field(default_factory=Counter)
 
     async def run(self) -> None:
-        clock_steps = clock_repairs.ClockStepDetector(self.env.clock)
-        # Before this process started, its clock may have been ahead.
-        is_suspect = True
+        repairs = clock_repairs.RepairTrigger(self.env.clock)
+        is_suspect = False
         while True:
-            is_suspect |= clock_steps.was_set_back()
+            is_suspect |= repairs.is_due()
+            if not self.roster.owns(SUBJECT):
+                # When it becomes the owner, the one before may have had a clock that was ahead.
+                is_suspect = True
+                await trio.sleep(self.period_s)
+                continue
             try:
                 if is_suspect:
                     await self._realign()

@@ -1,6 +1,6 @@
 """ShardWriter: settles tasks in groups, then checks for completion, then acks (SPEC.md 4.4).
 
-Owns:    only the current group of settles.
+Owns:    the settles of each run that wait for more; one group of a run is written at a time.
 Hears:   Settle.
 Says:    the verdict, on the Reply of each Settle.
 Crashes: only by bug outside of a settle. While the store is unavailable, the writer answers each
@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import trio
@@ -40,6 +40,14 @@ TICK_S = 0.01
 _RETRY_S = (0.1, 0.3, 1.0, 3.0)
 
 
+@dataclass(slots=True)
+class _Group:
+    """Settles of one run that wait for more, and since when."""
+
+    began_at: float
+    settles: list[Settle] = field(default_factory=list)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardWriter:
     """Writes the settles of one mailbox. `is_urgent` returns True when waiting for more settles
@@ -50,41 +58,74 @@ class ShardWriter:
     is_urgent: Callable[[], bool] = lambda: False
 
     async def run(self, inbox: Inbox[ShardWriterMessage]) -> None:
-        async with inbox, trio.open_nursery() as nursery:
-            while True:
-                group = await self._gather(inbox)
-                try:
-                    verdicts = await self._commit_isolated(group)
-                except BaseException:
-                    # Answer before the crash or cancellation continues: a task runner waits for its
-                    # verdict without a deadline.
-                    for settle in group:
-                        settle.reply.send(OutcomeUnknown())
-                    raise
+        waiting: dict[RunId, _Group] = {}
+        busy: set[RunId] = set()
+        try:
+            async with inbox, trio.open_nursery() as nursery:
+                while True:
+                    await self._collect(inbox, waiting)
+                    for run_id in [run_id for run_id in waiting if run_id not in busy]:
+                        if self._is_due(waiting[run_id]):
+                            busy.add(run_id)
+                            group = waiting.pop(run_id).settles
+                            nursery.start_soon(self._write, group, nursery, busy)
+        finally:
+            # A task runner waits for its verdict without a deadline.
+            for left in waiting.values():
+                _answer_all(left.settles)
+
+    async def _collect(
+        self, inbox: Inbox[ShardWriterMessage], waiting: dict[RunId, _Group]
+    ) -> None:
+        """Adds new settles to the groups of their runs. The wait delays no fetch, because a task
+        that settles has passed its slot on."""
+        new: list[Settle] = []
+        if waiting:
+            await trio.sleep(TICK_S)
+        else:
+            new.append(await inbox.receive())
+            await trio.sleep(TICK_S)
+        new += drain_nowait(inbox, self.env.config.pace.settle_max - len(new))
+        for settle in new:
+            group = waiting.setdefault(settle.ref.run_id, _Group(trio.current_time()))
+            group.settles.append(settle)
+
+    def _is_due(self, group: _Group) -> bool:
+        pace = self.env.config.pace
+        return (
+            len(group.settles) >= pace.settle_max
+            or trio.current_time() >= group.began_at + pace.settle_s
+            or any(settle.is_last for settle in group.settles)
+            or self.is_urgent()
+        )
+
+    async def _write(
+        self, settles: Sequence[Settle], nursery: trio.Nursery, busy: set[RunId]
+    ) -> None:
+        """Writes the settles of one run. Those of other runs do not wait for them: a run whose
+        rows the table throttles must not delay the runs of other callers."""
+        settle_max = self.env.config.pace.settle_max
+        left = list(settles)
+        try:
+            while left:
+                group = left[:settle_max]
+                verdicts = await self._commit_isolated(group)
+                del left[: len(group)]
                 for settle, verdict in zip(group, verdicts, strict=True):
                     settle.reply.send(verdict)
                 self._count(group, verdicts)
                 # In the background: the next group need not wait for these acks, and the engine may
                 # write both together.
                 nursery.start_soon(self._complete_and_ack, group, verdicts)
+        finally:
+            # After a crash or a cancellation: a task runner waits without a deadline.
+            _answer_all(left)
+            busy.discard(settles[0].ref.run_id)
 
     def _count(self, group: Sequence[Settle], verdicts: Sequence[SettleVerdict]) -> None:
         self.metrics.group_size.labels("settle").observe(len(group))
         for outcome, count in Counter(map(_outcome, group, verdicts)).items():
             self.metrics.task_outcomes.labels(*outcome).inc(count)
-
-    async def _gather(self, inbox: Inbox[ShardWriterMessage]) -> list[Settle]:
-        """Collects a group of settles, so that one commit serves several. The wait delays no fetch,
-        because a task that settles has passed its slot on."""
-        pace = self.env.config.pace
-        group = [await inbox.receive()]
-        ends_at = trio.current_time() + pace.settle_s
-        while True:
-            await trio.sleep(TICK_S)
-            group += drain_nowait(inbox, pace.settle_max - len(group))
-            is_whole = len(group) >= pace.settle_max or trio.current_time() >= ends_at
-            if is_whole or self.is_urgent():
-                return group
 
     async def _commit_isolated(self, group: Sequence[Settle]) -> list[SettleVerdict]:
         """Returns the verdicts of a group. If the commit crashes, halves the group until the settle
@@ -158,6 +199,11 @@ class ShardWriter:
             # The messages are redelivered. The next worker finds the tasks ended, checks for
             # completion and acks.
             log.warning("acks skipped", extra={"count": len(messages), "cause": str(error)})
+
+
+def _answer_all(settles: Sequence[Settle]) -> None:
+    for settle in settles:
+        settle.reply.send(OutcomeUnknown())
 
 
 def _outcome(settle: Settle, verdict: SettleVerdict) -> tuple[str, str]:

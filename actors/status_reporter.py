@@ -1,7 +1,7 @@
-"""StatusReporter: publishes the status of this process and its runs, for `waiting_on`
+"""StatusReporter: publishes the status of the runs that this process polls, for `waiting_on`
 (docs/api.md, Waiting).
 
-Owns:    the status reports of this process: one about itself, and one for each run that it polls.
+Owns:    the status reports of this process: one for each run that it polls.
 Hears:   nothing: it reads the WaitStatus, to which pollers and task runners write single values.
 Says:    nothing; the reports age out by themselves.
 Crashes: only by bug. Nothing depends on it except the information that callers see.
@@ -11,19 +11,15 @@ from __future__ import annotations
 
 import logging
 import math
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 
 import trio
 
-from actors.limiters.fair_limiter import FairLimiter
-from actors.runtime import bounded_cleanup
-from conveyor import __version__
 from conveyor.domain import limits
 from conveyor.domain.ids import RunId, TaskId
 from conveyor.domain.model import FailureReason
-from conveyor.domain.run.wait_reason import OpenFetch, RunReport, WaitReason, WorkerReport
+from conveyor.domain.run.wait_reason import OpenFetch, RunReport, WaitReason
 from conveyor.ports.errors import Unavailable
 from conveyor.usecases.context import Context
 from conveyor.usecases.run import run_progress
@@ -48,7 +44,9 @@ class _Entry:
     detail: str | None = None
     cleared_at: float | None = None
     ended: int = 0
-    rate: float = 0.0
+    # The moving average from zero, and the share that has been measured so far.
+    average: float = 0.0
+    measured: float = 0.0
     last_failure: FailureReason | None = None
     # In the order of their beginnings: the first ones are the oldest.
     fetches: dict[TaskId, float] = field(default_factory=dict)
@@ -65,12 +63,12 @@ class _Entry:
 
     def take_report(self, now: float, elapsed_s: float) -> RunReport:
         if elapsed_s > 0:
-            fresh = self.ended / elapsed_s
-            # The first measurement is taken as it is: an average with zero would be too low.
-            share = 1.0 - math.exp(-elapsed_s / RATE_WINDOW_S) if self.rate else 1.0
-            self.rate += (fresh - self.rate) * share
+            share = 1.0 - math.exp(-elapsed_s / RATE_WINDOW_S)
+            self.average += (self.ended / elapsed_s - self.average) * share
+            self.measured += (1.0 - self.measured) * share
             self.ended = 0
-        rate = round(self.rate, 3)
+        # The division removes the zero before the first measurement from the average.
+        rate = round(self.average / self.measured, 3) if self.measured else 0.0
         oldest = self._oldest(now)
         if self.reason is None or not self._is_held(now):
             return RunReport(rate=rate, oldest=oldest)
@@ -135,8 +133,6 @@ class WaitStatus:
         return {run_id: entry.take_report(now, elapsed_s) for run_id, entry in self._runs.items()}
 
 
-# How long the withdrawal at the end may take. Without it, the report ages out after STATUS_TTL_S.
-CLEANUP_S = 1.0
 # A run that makes no progress for this long is logged. Shorter waits are a normal part of retries.
 LONG_WAIT_S = 60.0
 
@@ -145,7 +141,6 @@ LONG_WAIT_S = 60.0
 class StatusReporter:
     env: Context
     wait_status: WaitStatus
-    limiter: FairLimiter
     # `poll_s` is how late a new reason for waiting is shown. `renew_s` is how often unchanged
     # reports are published again; each is a write to the coordinator.
     poll_s: float = 2.0
@@ -159,31 +154,27 @@ class StatusReporter:
         published: dict[RunId, RunReport] = {}
         logged: dict[RunId, float] = {}
         renewed_at, read_at = -math.inf, trio.current_time()
-        try:
-            while True:
-                now = trio.current_time()
-                reports = self.wait_status.take_reports(self.env.now(), elapsed_s=now - read_at)
-                read_at = now
-                self._log_long_waits(reports, logged)
-                is_due = now - renewed_at >= self.renew_s
-                # Between two renewals only changed reports are written.
-                changed = {
-                    run: report
-                    for run, report in reports.items()
-                    if _must_publish(published.get(run), report)
+        while True:
+            now = trio.current_time()
+            reports = self.wait_status.take_reports(self.env.now(), elapsed_s=now - read_at)
+            read_at = now
+            self._log_long_waits(reports, logged)
+            is_due = now - renewed_at >= self.renew_s
+            # Between two renewals only changed reports are written.
+            changed = {
+                run: report
+                for run, report in reports.items()
+                if _must_publish(published.get(run), report)
+            }
+            if is_due or changed:
+                await self._publish(reports if is_due else changed)
+                published = {
+                    run: reports[run]
+                    for run in reports
+                    if is_due or run in changed or run in published
                 }
-                if is_due or changed:
-                    await self._publish(reports if is_due else changed)
-                    published = {
-                        run: reports[run]
-                        for run in reports
-                        if is_due or run in changed or run in published
-                    }
-                    renewed_at = now if is_due else renewed_at
-                await trio.sleep(self.poll_s)
-        finally:
-            with bounded_cleanup(CLEANUP_S), suppress(Unavailable):
-                await run_progress.withdraw_reports(self.env)
+                renewed_at = now if is_due else renewed_at
+            await trio.sleep(self.poll_s)
 
     def _log_long_waits(self, reports: dict[RunId, RunReport], logged: dict[RunId, float]) -> None:
         """Logs a run that has waited for LONG_WAIT_S, once for each wait. `logged` has the start of
@@ -199,26 +190,15 @@ class StatusReporter:
             waited_s = self.env.now() - report.since
             if waited_s >= LONG_WAIT_S:
                 logged[run_id] = report.since
-                log.warning(
-                    "run waits",
-                    extra={
-                        "run": run_id,
-                        "reason": report.reason,
-                        "detail": report.detail,
-                        "seconds": round(waited_s),
-                    },
-                )
+                fields = {"run": run_id, "reason": report.reason, "seconds": round(waited_s)}
+                detail = {"detail": report.detail} if report.detail else {}
+                log.warning("run waits", extra={**fields, **detail})
 
     async def _publish(self, reports: dict[RunId, RunReport]) -> None:
-        worker = WorkerReport(
-            self.limiter.slots_count,
-            self.limiter.inflight_count,
-            worker=self.env.process_id,
-            release=__version__,
-            draining=self.limiter.is_draining,
-        )
+        if not reports:
+            return
         try:
-            await run_progress.publish_reports(self.env, worker, reports)
+            await run_progress.publish_reports(self.env, reports)
         except Unavailable as error:
             log.warning("status reports not published", extra={"cause": str(error)})
 

@@ -34,7 +34,6 @@ from actors.messages import (
 from actors.runtime import Address, AskTimedOut, MailboxFull, Reply, bounded_cleanup
 from actors.status_reporter import WaitStatus
 from conveyor.domain import errors
-from conveyor.domain.backpressure.permits import bounce_delay_s
 from conveyor.domain.damage import DamagedTask
 from conveyor.domain.model import Problem, RunFailure, Task
 from conveyor.domain.run import settlement
@@ -54,6 +53,7 @@ from conveyor.domain.run.settlement import (
 )
 from conveyor.domain.run.wait_reason import GATEWAY_REASONS, WaitReason
 from conveyor.domain.submit.target import host_of
+from conveyor.domain.timing import bounce_delay_s
 from conveyor.ports.errors import Unavailable, is_resource_shortage
 from conveyor.ports.gateway import (
     Deferred,
@@ -318,19 +318,18 @@ class TaskRunner:
         )
 
     def _count_fetch(self, outcome: Outcome, duration_s: float) -> None:
-        fetches = self.metrics.fetches
-        fetches.seconds.observe(duration_s)
+        body_bytes = 0
         match outcome:
             case Scraped():
                 status_class = f"{outcome.status // 100}xx"
-                fetches.body_bytes.inc(len(outcome.body))
+                body_bytes = len(outcome.body)
             case NotScraped():
                 status_class = f"{outcome.problem.status // 100}xx"
             case Deferred():
                 status_class = "deferred"
             case _:
                 assert_never(outcome)
-        fetches.responses.labels(status_class).inc()
+        self.metrics.fetches.count(status_class, duration_s=duration_s, body_bytes=body_bytes)
 
     async def _apply_outcome(self, attempt: _Attempt) -> float | None:
         work, ref, outcome = attempt.work, attempt.work.message.ref, attempt.outcome
@@ -462,7 +461,8 @@ class TaskRunner:
         reply: Reply[SettleVerdict] = Reply()
         # All settles of a shard go to one writer, because they change the same counters.
         writer = self.writers[ref.shard % len(self.writers)]
-        await writer.tell_without_checkpoint(Settle(ref, task, verdict.change, message, reply))
+        settle = Settle(ref, task, verdict.change, message, reply, work.permit.pool.is_finishing)
+        await writer.tell_without_checkpoint(settle)
         await self._wait_settled(reply)
         settled = reply.result()
         if isinstance(settled, OutcomeUnknown):

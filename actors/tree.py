@@ -48,6 +48,7 @@ from actors.scheduler import Scheduler
 from actors.shard_writer import ShardWriter
 from actors.status_reporter import StatusReporter, WaitStatus
 from actors.task_runner import TaskRunner
+from actors.worker_roster import Roster, WorkerRoster
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import Job, Run
 from conveyor.ports.coordinator import TeardownResult
@@ -98,10 +99,10 @@ class LocalSignals:
     discovery: Address[DiscoveryMessage]
     streamer: Address[StreamerMessage]
 
-    async def run_changed(self, job_id: JobId, run_id: RunId) -> None:
+    async def run_changed(self, job_id: JobId, run_id: RunId, tasks: int = 0) -> None:
         # A dropped signal only costs time: the next scan of discovery finds the change.
         with suppress(MailboxFull):
-            self.discovery.tell_nowait(RunChanged(job_id, run_id))
+            self.discovery.tell_nowait(RunChanged(job_id, run_id, tasks))
 
     async def batch_opened(self, job_id: JobId, run_id: RunId) -> None:
         # The sweeper finds a batch that has not moved.
@@ -130,11 +131,13 @@ def worker_tree(
     """Builds a whole worker. The children in `also` start last and stop first, such as the HTTP
     server of a dev process."""
     intervals = env.config.cadence
+    roster = _make_roster(env, limiter)
     completion_notifier = CompletionNotifier(
-        env=env, notifier=notifier, period_s=intervals.notices_s, metrics=metrics
+        env=env, notifier=notifier, roster=roster, period_s=intervals.notices_s, metrics=metrics
     )
     sweeper = ReconcileSweeper(
         env=env,
+        roster=roster,
         streamer=mail.streamer.address,
         period_s=intervals.sweeps_s,
         deletion_period_s=intervals.deletions_s,
@@ -146,16 +149,24 @@ def worker_tree(
         "worker",
         strategy=Strategy.REST_FOR_ONE,
         children=[
-            *fetch_children(env, mail, gateway=gateway, limiter=limiter, metrics=metrics),
+            *fetch_children(
+                env, mail, gateway=gateway, limiter=limiter, metrics=metrics, roster=roster
+            ),
             Child(
                 "ingest_streamer",
                 run=IngestStreamer(env=env, metrics=metrics).run,
                 mailbox=mail.streamer,
             ),
-            Child("scheduler", run=Scheduler(env=env, period_s=intervals.schedules_s).run),
+            Child(
+                "scheduler",
+                run=Scheduler(env=env, roster=roster, period_s=intervals.schedules_s).run,
+            ),
             Child("completion_notifier", run=completion_notifier.run),
             Child(
-                "exporter", run=Exporter(env=env, metrics=metrics, period_s=intervals.exports_s).run
+                "exporter",
+                run=Exporter(
+                    env=env, roster=roster, metrics=metrics, period_s=intervals.exports_s
+                ).run,
             ),
             Child("reconcile_sweeper", run=sweeper.run),
             *also,
@@ -182,6 +193,7 @@ def helper_tree(
             gateway=gateway,
             limiter=limiter,
             metrics=metrics,
+            roster=_make_roster(env, limiter),
             discover_s=env.config.cadence.helper_discover_s,
         ),
     )
@@ -199,6 +211,7 @@ def fetch_children(
     gateway: Gateway,
     limiter: FairLimiter,
     metrics: Metrics,
+    roster: Roster,
     discover_s: float | None = None,
 ) -> list[Child]:
     wait_status = WaitStatus()
@@ -243,6 +256,7 @@ def fetch_children(
     writer = ShardWriter(env=env, metrics=metrics, is_urgent=lambda: limiter.is_settling_urgent)
     discovery = QueueDiscovery(
         env=env,
+        roster=roster,
         pollers=pollers,
         make_poller=make_poller,
         delta_s=discover_s or env.config.cadence.discover_s,
@@ -256,10 +270,9 @@ def fetch_children(
         *([] if calls is None else [Child("call_limiter", run=calls.run)]),
         nest(pollers),
         Child("queue_discovery", run=discovery.run, mailbox=mail.discovery),
-        Child(
-            "status_reporter",
-            run=StatusReporter(env=env, wait_status=wait_status, limiter=limiter).run,
-        ),
+        # Late, because a crash of it must not restart the fetches.
+        Child("worker_roster", run=WorkerRoster(env=env, limiter=limiter, roster=roster).run),
+        Child("status_reporter", run=StatusReporter(env=env, wait_status=wait_status).run),
     ]
 
 
@@ -290,9 +303,17 @@ def actor_figures(supervisor: Supervisor) -> Iterator[ActorFigures]:
             yield from actor_figures(nested)
 
 
+def _make_roster(env: Context, limiter: FairLimiter) -> Roster:
+    return Roster(env.process_id, slots=limiter.capacity, is_shared=env.config.shares_runs)
+
+
 def _watch(metrics: Metrics, limiter: FairLimiter, storage: StorageBreaker) -> None:
     """Lets each scrape read the current state of what limits fetches."""
     metrics.inflight.set_function(lambda: limiter.inflight_count)
-    metrics.slots.set_function(lambda: limiter.slots_count)
+    metrics.slots.total.set_function(lambda: limiter.slots_count)
+    metrics.slots.usable.set_function(lambda: limiter.usable_count)
+    # From 0 on, so that a rate sees the first failure.
+    for outcome in ("delivered", "failed"):
+        metrics.webhook_deliveries.labels(outcome)
     metrics.storage.away.set_function(lambda: storage.is_open)
     metrics.storage.pages_held.set_function(lambda: storage.held_count)

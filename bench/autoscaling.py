@@ -5,7 +5,8 @@ target tracking does: it scales out after 3 values above the target, in after 15
 tenths of it, and a new worker needs a minute to start. A removed worker drains as on SIGTERM. The
 rules see what they would see on AWS. The load is scaled down with the slots of a worker, so that
 times and worker-hours are those of the whole: `--scale 20` runs 50,000 pages instead of a million,
-on workers with 10 slots instead of 200. Without it each load has a scale that takes about a minute.
+on workers with 10 slots instead of 200. Without it each load has a scale of its own; all of them
+take about 15 minutes.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ PAGE_CPU_S = 0.0012
 # A backlog that one worker drains in five minutes.
 BACKLOG_TARGET = SLOTS / THINK_S * 300
 OUT_VALUES, IN_VALUES = 3, 15
-OUT_COOLDOWN_S, IN_COOLDOWN_S = 60.0, 300.0
+OUT_COOLDOWN_S, IN_COOLDOWN_S = 180.0, 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +64,9 @@ class Load:
 
 LOADS = (
     Load("a million pages, cap 10,000", 1, 1_000_000, 10_000, 200),
-    # A tenth of a million: one job at its cap takes as long for each page, whatever the rule. Half
-    # a worker has to remain a whole slot.
-    Load("100,000 pages, default cap 100", 1, 100_000, 100, 100),
-    Load("2,000 jobs of 100 pages", 2_000, 100, 100, 200),
+    # Half a worker has to remain a whole slot.
+    Load("a million pages, default cap 100", 1, 1_000_000, 100, 100),
+    Load("2,000 jobs of 100 pages", 2_000, 100, 100, 50),
 )
 
 
@@ -137,15 +137,15 @@ class TargetTracking:
     def decide(self, count: int, ratio: float, now: float) -> int:
         self.ratios.append(ratio)
         recent = list(self.ratios)[-OUT_VALUES:]
-        wanted = min(MAX, max(MIN, math.ceil(count * ratio)))
+        workers_count = min(MAX, max(MIN, math.ceil(count * ratio)))
         if now < self.free_at:
             return count
-        if wanted > count and len(recent) == OUT_VALUES and min(recent) > 1:
+        if workers_count > count and len(recent) == OUT_VALUES and min(recent) > 1:
             self.free_at = now + OUT_COOLDOWN_S
-            return wanted
-        if wanted < count and len(self.ratios) == IN_VALUES and max(self.ratios) < 0.9:
+            return workers_count
+        if workers_count < count and len(self.ratios) == IN_VALUES and max(self.ratios) < 0.9:
             self.free_at = now + IN_COOLDOWN_S
-            return wanted
+            return workers_count
         return count
 
 
@@ -198,10 +198,10 @@ class Bench:
                 )
                 for n in range(self.jobs)
             ]
-            found = await self._control(nursery, fleet, jobs)
+            result = await self._control(nursery, fleet, jobs)
             nursery.cancel_scope.cancel()
         return replace(
-            found,
+            result,
             refetched=self.scene.gateway.served - self.jobs * self.pages,
             cpu_s=time.process_time() - began,
         )
@@ -225,21 +225,22 @@ class Bench:
         scene, tracking = self.scene, TargetTracking()
         started_at, hours, most = trio.current_time(), 0.0, MIN
         full_after_s = drain_s = None
+        scene.lines.clear()  # Of the idle fleet.
         while drain_s is None or len(scene.active) > MIN or scene.starting:
             await trio.sleep(PERIOD_S)
             hours += len(scene.workers) * PERIOD_S / 3600
-            scene.left = await _left(fleet, jobs)
+            scene.left = await count_left(fleet, jobs)
             elapsed_s = trio.current_time() - started_at
             if not scene.left and drain_s is None:
                 drain_s = elapsed_s
             most = max(most, len(scene.active))
             if len(scene.active) == MAX and full_after_s is None:
                 full_after_s = elapsed_s
-            wanted = tracking.decide(len(scene.active), self.rule(scene), elapsed_s)
-            for _ in range(wanted - len(scene.active) - scene.starting):
+            workers_count = tracking.decide(len(scene.active), self.rule(scene), elapsed_s)
+            for _ in range(workers_count - len(scene.active) - scene.starting):
                 nursery.start_soon(self._start_later, nursery)
             # The first worker serves the callers of this bench, and is never removed.
-            for worker in scene.active[wanted:]:
+            for worker in scene.active[workers_count:]:
                 nursery.start_soon(self._drain, worker)
         return Measured(hours, drain_s, most, full_after_s)
 
@@ -290,7 +291,7 @@ async def measure(load: Load, rule: Callable[[Scene], float], scale: int, seed: 
     return await Bench(load, rule, scale, draw, plan, model, redis, scene).run()
 
 
-async def _left(fleet: Fleet, jobs: list[Accepted]) -> int:
+async def count_left(fleet: Fleet, jobs: list[Accepted]) -> int:
     left = 0
     for job in jobs:
         key = RunKey(job.job.job_id, job.run.run_id)
@@ -327,10 +328,11 @@ def main(arguments: list[str]) -> None:
             continue
         for name in options.rule or RULES:
             scale = options.scale or load.scale
-            found = trio.run(measure, load, RULES[name], scale, options.seed, clock=JumpClock())
-            full = "never" if found.full_after_s is None else f"{found.full_after_s / 60:.0f} min"
+            result = trio.run(measure, load, RULES[name], scale, options.seed, clock=JumpClock())
+            full = "never" if result.full_after_s is None else f"{result.full_after_s / 60:.0f} min"
             print(
-                f"| {load.name} | {name} | {found.worker_hours:.1f} | {found.drain_s / 3600:.2f} h "
-                f"| {found.most} | {full} | {found.refetched} | {found.cpu_s:.0f} s |",
+                f"| {load.name} | {name} | {result.worker_hours:.1f} "
+                f"| {result.drain_s / 3600:.2f} h "
+                f"| {result.most} | {full} | {result.refetched} | {result.cpu_s:.0f} s |",
                 flush=True,
             )

@@ -70,11 +70,11 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.url:
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         mb = ARMS[options.arm]
         pages = trio.run(fetch_all, options.url, options.count, options.slots, mb, options.folder)
         rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        print(msgspec.json.encode(Peak(pages, time.perf_counter() - begun, rss_mb)).decode())
+        print(msgspec.json.encode(Peak(pages, time.perf_counter() - started_at, rss_mb)).decode())
         return
     print("| body | bodies | budget MiB | peak RSS MB | seconds | successful |")
     print("|---|---|---|---|---|---|")

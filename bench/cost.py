@@ -1,316 +1,214 @@
-"""What do a million tasks cost on AWS, in calls, capacity units and dollars, beside another design?
+"""What does a million tasks cost on AWS: the whole bill, for one list alone and beside 200 callers?
 
-Conveyor's worker drains a large job over servers that stand in for AWS, and its meter counts each
-call for the step that it is made for; only the site is made up. The cost of the reference design
-(reference_design.py) is computed for the same job from its description. Bodies on S3 cost both
-the same, so they are shown and left out of sums. Calls that a worker makes by the clock are
-shown per second.
+The real workers run in virtual time on modelled AWS, as in `bench scale`, on a table with warm
+throughput, and a meter counts every call of every process. Only a part of the million is run
+(`--part`); the bill is scaled to a million tasks. Short lists are part of the fleet's bill, so a
+smaller part shows a dearer fleet: compare bills of the same part. Hours follow from the rate.
+`python -m bench cost_steps` shows the calls of one worker by step, on local servers.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import random
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
-from pathlib import Path
-from typing import NamedTuple
+import gc
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import trio
 
-from bench.cost_by_step import BENCH, STANDING, STEPS, STORE_BODY, for_step, with_steps
-from bench.reference_design import RECEIVES, Step, seeds_path
-from bench.svg_chart import Panel, draw, is_whole, place_of
-from conveyor.bootstrap.runtime import Runtime, create_resources, open_runtime
-from conveyor.cli.local_run import start_job
-from conveyor.config import Settings
-from conveyor.domain.budget import Price
-from conveyor.domain.changes import RunKey, TaskKey
-from conveyor.domain.lifecycle import RUN_LIVE
-from conveyor.domain.model import Job, Run
-from conveyor.domain.queries import TasksOf
+from bench.fleet import LONG, Fleet, Plan, a_fleet
+from bench.reference_design import RECEIVES, seeds_path
+from bench.scale import FRESH_MAX, WARM, arrive, count_done, insist, teller
+from bench.scale_table import SMALL
 from conveyor.engines.aws.client import usage as prices
-from conveyor.engines.aws.client.usage import Meter, Usage, item_bytes
-from conveyor.engines.aws.dynamodb.items import to_item
-from conveyor.ports.gateway import Outcome, Scraped, ScrapeRequest
-from tests.servers import ACCESS_KEY, SECRET_KEY, a_ministack, a_redis
+from conveyor.engines.aws.client.usage import Meter
+from conveyor.simulation.deterministic_trio import JumpClock
 
+MILLION = 1_000_000
+SHARDS = 8
 LOOK_S = 0.5
-BODY = b"<html>" + b"x" * 2_000
+
+# A worker is a Fargate task of 1 vCPU and 2 GB. USD, us-east-1, Linux on x86.
+FARGATE_WORKER_HOUR = 0.04048 + 2 * 0.004445
+S3_GB_MONTH = 0.023
 
 
-class Load(msgspec.Struct, frozen=True):
-    """A job to drain: how long it is, how much of it may be in flight, what a page takes."""
+class Usage(msgspec.Struct, frozen=True):
+    """The calls, units and dollars of one task, as the bench metered them."""
 
-    count: int
-    inflight: int
-    page_s: float
-
-
-class Sums(msgspec.Struct, frozen=True):
-    """What a task takes, without its body."""
-
-    calls: float
+    calls: Mapping[str, float]
     write_units: float
     read_units: float
-    usd_per_million: float
+    usd: Mapping[str, float]
+    tasks_per_s: float
+
+    @property
+    def engine_calls(self) -> float:
+        """Calls of DynamoDB, SQS and S3."""
+        return sum(count for service, count in self.calls.items() if service != "redis")
+
+    @property
+    def usd_per_million(self) -> float:
+        return sum(self.usd.values())
 
 
-class Arms(NamedTuple):
-    """The reference design as it was first, with its later fix (the mean), and Conveyor."""
+class Before(msgspec.Struct, frozen=True):
+    """What an earlier commit was measured at, in the same way."""
 
-    ungated: Sums
-    gated: Sums
-    ours: Sums
-
-
-class Measured(msgspec.Struct, frozen=True):
-    load: Load
-    steps: Mapping[str, Usage]
-    seconds: float
-    group_size: float
-    row_bytes_max: int
-
-    def sums(self) -> Sums:
-        counted = [self.steps[name] for name in STEPS if name != STORE_BODY]
-        return Sums(
-            calls=self._per_task(call.calls for call in counted),
-            write_units=self._per_task(call.write_units for call in counted),
-            read_units=self._per_task(call.read_units for call in counted),
-            usd_per_million=self._per_task(call.price_millionths for call in counted),
-        )
-
-    def _per_task(self, values: Iterable[float]) -> float:
-        return sum(values) / self.load.count
+    name: str
+    usd: float
+    calls: float
+    write_units: float
+    redis_calls: float
 
 
-class Site:
-    """Stands for the gateway: the same page for everybody, after about the time a page takes."""
-
-    def __init__(self, page_s: float) -> None:
-        self._page_s = page_s
-        self._random = random.Random(1)
-
-    def price(self, params: Mapping[str, str]) -> Price:
-        return Price()
-
-    async def scrape(self, request: ScrapeRequest) -> Outcome:
-        await trio.sleep(self._page_s * self._random.uniform(0.5, 1.5))
-        return Scraped(status=200, content_type="text/html; charset=utf-8", body=BODY)
-
-
-@contextmanager
-def a_cloud(folder: Path) -> Iterator[Settings]:
-    """Servers that stand in for AWS and Redis, and the settings of a deployment on them."""
-    with a_ministack(folder / "aws") as url, a_redis(folder / "redis") as redis:
-        os.environ.update(
-            AWS_ENDPOINT_URL=url,
-            AWS_ACCESS_KEY_ID=ACCESS_KEY,
-            AWS_SECRET_ACCESS_KEY=SECRET_KEY,
-            AWS_REGION="us-east-1",
-            AWS_DEFAULT_REGION="us-east-1",
-        )
-        yield Settings(
-            engine="aws",
-            data_dir=folder / "data",
-            table="cost",
-            bucket="cost",
-            queue_prefix="cost-",
-            redis_url=redis,
-            secret_key="of the bench",
-            sync_tasks_max=100,  # A list that is large to this deployment takes less time.
-        )
-
-
-async def measure(settings: Settings, load: Load) -> Measured:
-    settings = replace(
-        settings,
-        max_inflight=load.inflight,
-        concurrency=max(settings.concurrency, load.inflight),
-    )
-    await create_resources(settings)
-    async with open_runtime(settings, role="worker") as opened, trio.open_nursery() as nursery:
-        world = replace(opened, env=with_steps(opened.env), gateway=Site(load.page_s))
-        assert isinstance(world.meter, Meter)
-        await nursery.start(world.worker().run)
-        began_at = trio.current_time()
-        job, run = await _drain(world, load)
-        seconds = trio.current_time() - began_at
-        largest = await for_step(BENCH, partial(_largest_row, world, job, run))
-        nursery.cancel_scope.cancel()
-    return Measured(load, world.meter.steps, seconds, _group_size(world), largest)
-
-
-async def _drain(world: Runtime, load: Load) -> tuple[Job, Run]:
-    env = world.env
-    urls = [f"https://example.com/a/page/somewhere?id={number}" for number in range(load.count)]
-    submit = partial(start_job, env, urls, concurrency=load.inflight, attempts=3)
-    job, run = await for_step("submit", submit)
-    while run.status in RUN_LIVE:
-        await trio.sleep(LOOK_S)
-        key = RunKey(job.job_id, run.run_id)
-        seen = await for_step(BENCH, partial(env.store.read, key))
-        assert seen is not None
-        run = seen
-    return job, run
-
-
-async def _largest_row(world: Runtime, job: Job, run: Run) -> int:
-    """Of some tasks, in bytes: above 1,024 each write would be two units, and the meter too low."""
-    query = TasksOf(job_id=job.job_id, run_id=run.run_id, shard_count=run.shard_count, limit=100)
-    return max(
-        item_bytes(to_item(TaskKey(job.job_id, run.run_id, task.task_id, task.shard), task))
-        for task in await world.env.store.find(query)
-    )
-
-
-def _group_size(world: Runtime) -> float:
-    sample = world.metrics.registry.get_sample_value
-    count = sample("conveyor_group_size_count", {"kind": "settle"})
-    total = sample("conveyor_group_size_sum", {"kind": "settle"})
-    return (total or 0.0) / (count or 1.0)
+# Of bench/results/scale.md at this commit: 50 workers, 8 shards, warm, a part of 20,000 tasks.
+BEFORE = Before("e6edaa4^", usd=10.00, calls=8.62, write_units=5.45, redis_calls=6.62)
 
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench cost", description=__doc__)
-    parser.add_argument("--n", type=int, default=4_000, help="tasks")
-    parser.add_argument("--inflight", type=int, default=100, help="the job's cap")
-    parser.add_argument("--page-s", type=float, default=1.0, help="what a page takes")
+    parser.add_argument("--part", type=int, default=100_000, help="tasks of the long list")
+    parser.add_argument("--alone-part", type=int, default=20_000, help="the same, for one list")
+    parser.add_argument("--workers", type=int, default=50, help="workers of the fleet")
+    parser.add_argument("--callers", type=int, default=200, help="those with a short list")
+    parser.add_argument("--slots", type=int, default=40, help="pages that a worker has in flight")
+    parser.add_argument("--think", type=float, default=2.0, help="seconds that a page takes")
+    parser.add_argument("--page-kb", type=float, default=20.0, help="of a body, for its storage")
+    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     options = parser.parse_args(arguments)
-    load = Load(options.n, options.inflight, options.page_s)
-    with (
-        tempfile.TemporaryDirectory(dir=".", prefix=".bench-") as folder,
-        a_cloud(Path(folder).resolve()) as settings,
+    logging.disable(logging.WARNING)
+    gc.set_threshold(FRESH_MAX, 20, 100)
+    bills = []
+    for name, part, callers in (
+        ("one list alone", options.alone_part, 0),
+        (f"beside {options.callers} callers", options.part, options.callers),
     ):
-        measured = trio.run(measure, settings, load)
-    reference, ungated = (
-        seeds_path(inflight=load.inflight, page_s=load.page_s, receives=RECEIVES[name])
-        for name in ("mean", "ungated")
-    )
-    arms = Arms(sums_of(ungated), sums_of(reference), measured.sums())
-    show_reference(reference, load)
-    show(measured)
-    compare(measured.sums(), load)
-    draw_all(place_of("cost", is_whole=is_whole(parser, options)), measured, arms)
+        plan = Plan(
+            workers=options.workers,
+            slots=options.slots,
+            shards=SHARDS,
+            table_writes=WARM,
+            think_s=options.think,
+        )
+        used = trio.run(measure, plan, part, callers, options.seed, clock=JumpClock())
+        bills.append(used)
+        show(name, used, plan, part, options.page_kb)
+    compare(bills[1], options.workers * options.slots, options.think)
     if options.json:
-        print(msgspec.json.encode(_line(arms)).decode())
+        print(msgspec.json.encode(line(*bills)).decode())
 
 
-def sums_of(reference: Sequence[Step]) -> Sums:
-    counted = [step for step in reference if not step.is_s3]
-    return Sums(
-        calls=sum(step.calls for step in counted),
-        write_units=sum(step.write_units for step in counted),
-        read_units=sum(step.read_units for step in counted),
-        usd_per_million=sum(step.usd_per_million for step in counted),
-    )
+async def measure(plan: Plan, part: int, callers: int, seed: int) -> Usage:
+    """Runs a part of a long list to its end, and short lists that arrive meanwhile."""
+    slots = plan.workers * plan.slots
+    async with a_fleet(plan, seed) as fleet:
+        await trio.sleep(20.0)  # All workers have seen one another.
+        meter = fleet.meter
+        before, began_at = snapshot(meter), trio.current_time()
+        small: list[float] = []
+        long = await insist(lambda: fleet.submit(LONG, part, max_inflight=slots))
+        async with trio.open_nursery() as nursery:
+            if callers:
+                gap_s = part * plan.think_s / slots / callers
+                nursery.start_soon(arrive, fleet, callers, gap_s, small)
+            tell = teller(f"{plan.workers} workers, {callers} callers")
+            while (done := await insist(lambda: count_done(fleet, long))) < part:
+                tell(done, part)
+                await trio.sleep(LOOK_S)
+        tasks = part + SMALL * len(small)
+        seconds = trio.current_time() - began_at
+        return usage_since(before, fleet, tasks, seconds)
 
 
-def _line(arms: Arms) -> dict[str, float]:
-    ours = arms.ours
-    return {
-        "calls_per_task": round(ours.calls, 3),
-        "write_units_per_task": round(ours.write_units, 3),
-        "usd_per_million": round(ours.usd_per_million, 3),
-        "seeds_usd_per_million": round(arms.gated.usd_per_million, 3),
-        "ratio": round(arms.gated.usd_per_million / ours.usd_per_million, 2),
-        "ratio_ungated": round(arms.ungated.usd_per_million / ours.usd_per_million, 2),
+def snapshot(meter: Meter) -> tuple[Counter[str], dict[str, float]]:
+    return Counter(meter.calls), {
+        "write_units": meter.write_units,
+        "read_units": meter.read_units,
+        "sqs": meter.sqs_requests,
+        "all": meter.price_millionths,
     }
 
 
-def _row(name: str, sums: Sums, why: str = "") -> str:
-    return (
-        f"{name:16}{sums.calls:>8.3f}{sums.write_units:>9.3f}{sums.read_units:>9.3f}"
-        f"{sums.usd_per_million:>9.3f}  {why}".rstrip()
+def usage_since(
+    before: tuple[Counter[str], dict[str, float]], fleet: Fleet, tasks: int, seconds: float
+) -> Usage:
+    calls_before, sums_before = before
+    calls_now, sums_now = snapshot(fleet.meter)
+    grown = {name: (sums_now[name] - sums_before[name]) / tasks for name in sums_now}
+    by_service: Counter[str] = Counter()
+    for name, count in (calls_now - calls_before).items():
+        by_service[name.partition(".")[0]] += count
+    usd = {
+        "DynamoDB writes": grown["write_units"] * prices.WRITE_UNIT,
+        "DynamoDB reads": grown["read_units"] * prices.READ_UNIT,
+        "SQS": grown["sqs"] * prices.SQS_REQUEST,
+    }
+    usd["S3 requests"] = grown["all"] - sum(usd.values())
+    return Usage(
+        calls={service: count / tasks for service, count in sorted(by_service.items())},
+        write_units=grown["write_units"],
+        read_units=grown["read_units"],
+        usd=usd,
+        tasks_per_s=tasks / seconds,
     )
 
 
-_HEAD = f"{'calls':>24}{'writes':>9}{'reads':>9}{'USD/1M':>9}"
-
-
-def show_reference(reference: Sequence[Step], load: Load) -> None:
+def show(name: str, used: Usage, plan: Plan, part: int, page_kb: float) -> None:
+    hours = MILLION / used.tasks_per_s / 3600
     print(
-        f"Reference design, {load.inflight} in flight, pages of {load.page_s:g} s: a task\n{_HEAD}"
+        f"\nA million tasks, {name}: {plan.workers} workers with {plan.slots} slots, pages of"
+        f" {plan.think_s:g} s; {part:,} were run, {used.tasks_per_s:,.0f} a second"
     )
-    for step in reference:
-        sums = Sums(step.calls, step.write_units, step.read_units, step.usd_per_million)
-        print(_row(step.name, sums, step.why))
-    print(_row("without bodies", sums_of(reference)))
+    for service, count in used.calls.items():
+        print(f"  {f'calls of {service}':34}{count:>9.3f} a task")
+    print(f"  {'write units':34}{used.write_units:>9.3f} a task")
+    print(f"  {'read units':34}{used.read_units:>9.3f} a task")
+    for what, usd in used.usd.items():
+        print(f"  {what:34}{usd:>9.3f} USD")
+    print(f"  {'without hours and storage':34}{used.usd_per_million:>9.3f} USD")
+    redis = hours * prices.REDIS_HOUR / 1e6
+    print(f"  {f'Redis, 2 nodes for {hours:.2f} h':34}{redis:>9.3f} USD")
+    fargate = hours * plan.workers * FARGATE_WORKER_HOUR
+    print(f"  {f'Fargate, 1 vCPU and 2 GB, {hours:.2f} h':34}{fargate:>9.3f} USD")
+    storage = MILLION * page_kb * 1e3 / 1e9 * S3_GB_MONTH
+    print(f"  {f'S3, {page_kb:g} KB a page, a month':34}{storage:>9.3f} USD")
+    print(f"  {'the whole bill':34}{used.usd_per_million + redis + fargate + storage:>9.3f} USD")
 
 
-def show(measured: Measured) -> None:
-    load = measured.load
-    print(
-        f"\nConveyor, the same: {load.count:,} tasks, {load.count / measured.seconds:.0f} a second,"
-        f" {measured.group_size:.0f} settled together, rows up to {measured.row_bytes_max} bytes\n"
-        f"{_HEAD}"
-    )
-    for name in STEPS:
-        print(_row(name, _of_one_task(measured.steps[name], load.count)))
-    print(_row("without bodies", measured.sums()))
-    standing = [measured.steps[name] for name in (STANDING, "")]
-    calls = sum(call.calls for call in standing) / measured.seconds
-    usd = sum(call.price_millionths for call in standing) / 1e6 / measured.seconds
-    print(
-        f"A worker looks around besides: {calls:.0f} calls a second, {usd * 3600:.4f} USD an hour."
-    )
-    print(f"Redis, with a replica, is {prices.REDIS_HOUR / 1e6:.3f} USD an hour, for all workers.")
-
-
-def _of_one_task(usage: Usage, count: int) -> Sums:
-    return Sums(
-        usage.calls / count,
-        usage.write_units / count,
-        usage.read_units / count,
-        usage.price_millionths / count,
-    )
-
-
-def compare(ours: Sums, load: Load) -> None:
-    print("\nThe reference design to Conveyor, by how often it receives a message:")
-    print(f"{'receives':>16}{'calls':>9}{'writes':>9}{'USD/1M':>9}{'ratio':>8}")
-    for name, receives in RECEIVES.items():
-        theirs = sums_of(seeds_path(inflight=load.inflight, page_s=load.page_s, receives=receives))
-        print(
-            f"{name:8}{receives:>8}{theirs.calls / ours.calls:>8.1f}x"
-            f"{theirs.write_units / ours.write_units:>8.1f}x{theirs.usd_per_million:>9.2f}"
-            f"{theirs.usd_per_million / ours.usd_per_million:>7.2f}x"
-        )
-
-
-def draw_all(figure: Path, measured: Measured, arms: Arms) -> None:
-    load = measured.load
-    names = (
-        "reference design, no limit",
-        "reference design, with its limit",
-        "Conveyor",
-    )
-    totals = [
-        Panel("calls a task", [(name, sums.calls) for name, sums in zip(names, arms, strict=True)]),
-        Panel(
-            "write units a task",
-            [(name, sums.write_units) for name, sums in zip(names, arms, strict=True)],
+def compare(fleet: Usage, inflight: int, page_s: float) -> None:
+    steps = seeds_path(inflight=inflight, page_s=page_s, receives=RECEIVES["mean"])
+    print("\nThe fleet beside others, a task (USD a million, without hours and storage):")
+    print(f"{'':34}{'USD':>9}{'calls':>9}{'writes':>9}{'Redis':>9}")
+    rows: Sequence[tuple[str, float, float, float, float]] = (
+        (
+            "the reference design",
+            sum(step.usd_per_million for step in steps),
+            sum(step.calls for step in steps),
+            sum(step.write_units for step in steps),
+            0.0,
         ),
-        Panel(
-            "list price of a million tasks",
-            [(name, sums.usd_per_million) for name, sums in zip(names, arms, strict=True)],
-            "USD",
+        (BEFORE.name, BEFORE.usd, BEFORE.calls, BEFORE.write_units, BEFORE.redis_calls),
+        (
+            "this commit",
+            fleet.usd_per_million,
+            fleet.engine_calls,
+            fleet.write_units,
+            fleet.calls.get("redis", 0.0),
         ),
-    ]
-    by_step = Panel(
-        "Conveyor, by step",
-        [
-            (name, measured.steps[name].price_millionths / load.count)
-            for name in STEPS
-            if name != STORE_BODY
-        ],
-        "USD",
     )
-    title = f"Cost on AWS without bodies: {load.inflight} in flight, pages of {load.page_s:g} s"
-    draw(figure, title, [*totals, by_step])
+    for name, usd, calls, writes, redis in rows:
+        print(f"  {name:32}{usd:>9.2f}{calls:>9.2f}{writes:>9.2f}{redis:>9.2f}")
+
+
+def line(alone: Usage, fleet: Usage) -> dict[str, float]:
+    return {
+        "alone_usd": round(alone.usd_per_million, 3),
+        "fleet_usd": round(fleet.usd_per_million, 3),
+        "calls": round(fleet.engine_calls, 3),
+        "write_units": round(fleet.write_units, 3),
+        "redis_calls": round(fleet.calls.get("redis", 0.0), 3),
+    }

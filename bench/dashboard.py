@@ -113,9 +113,9 @@ def visit(role: str, client: httpx.Client, pid: int) -> dict[str, float]:
 
 def sign_in(client: httpx.Client) -> None:
     page = client.get("/ui/signin")
-    found = re.search(r'name="token" value="([^"]+)"', page.text)
-    assert found is not None
-    client.post("/ui/signin", data={"token": found[1], "key": "dev"})
+    match = re.search(r'name="token" value="([^"]+)"', page.text)
+    assert match is not None
+    client.post("/ui/signin", data={"token": match[1], "key": "dev"})
 
 
 def copy_jobs(path: Path, count: int) -> None:
@@ -187,11 +187,11 @@ def watch(folder: Path, site: str, count: int, watchers: int, rounds: int) -> di
     watched: list[float] = []
     gaps: list[float] = []
     with a_server(folder) as (url, _):
-        timed_run(url, site, max(1_000, count // 10), "warm-up")
+        time_run(url, site, max(1_000, count // 10), "warm-up")
         for number in range(rounds):
-            plain.append(timed_run(url, site, count, f"plain-{number}"))
+            plain.append(time_run(url, site, count, f"plain-{number}"))
             with_pages = Watchers(url, watchers)
-            watched.append(timed_run(url, site, count, f"watched-{number}", with_pages))
+            watched.append(time_run(url, site, count, f"watched-{number}", with_pages))
             gaps += with_pages.gaps
     ratios = [one / two for one, two in zip(plain, watched, strict=True)]
     gaps.sort()
@@ -207,9 +207,7 @@ def watch(folder: Path, site: str, count: int, watchers: int, rounds: int) -> di
     }
 
 
-def timed_run(
-    url: str, site: str, count: int, name: str, watchers: Watchers | None = None
-) -> float:
+def time_run(url: str, site: str, count: int, name: str, watchers: Watchers | None = None) -> float:
     job = submit(url, site, count, name)
     began_at = time.perf_counter()
     if watchers is None:

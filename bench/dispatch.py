@@ -30,12 +30,12 @@ from actors.shard_writer import ShardWriter
 from actors.task_runner import TaskRunner
 from actors.tree import LocalSignals, Mailboxes
 from bench.late_leases import LateLeaseQueue, UncappedLeases
-from conveyor.domain.backpressure.permits import IDLE_S_MIN, cooldown_s
 from conveyor.domain.budget import Price
 from conveyor.domain.changes import RunKey
 from conveyor.domain.ids import CallerId, JobId
 from conveyor.domain.model import Run, Totals
 from conveyor.domain.submit.admission import TaskDraft
+from conveyor.domain.timing import IDLE_S_MIN, cooldown_s
 from conveyor.engines.aws.client.client import Answer, AwsTransport, Params, RetryingAwsClient
 from conveyor.engines.aws.errors import NoResponse
 from conveyor.engines.aws.sqs import SqsQueue

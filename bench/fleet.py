@@ -85,6 +85,7 @@ class Plan:
             task_shard_count=self.shards,
             concurrency=self.slots,
             scaling=self.scaling,
+            redis_url="redis://modelled",
             sync_tasks_max=100,  # A part of a long list is treated as one: staged, and in shards.
         )
 

@@ -3,7 +3,9 @@
 Embedded: the list comes over a real socket and is walked as the ingest streamer does it; the bare
 loop puts the same columns into the same tables, with the same pragmas and as many rows a commit.
 Both run in turn, each alone in a process of its own. DynamoDB: the AWS engine in virtual time over
-a model that takes 1,000 write units a second for a partition and 4,000 for a cold table.
+a model that takes 1,000 write units a second for a partition and 4,000 for a cold table. With
+`--engine postgres`: a server of its own with durable commits, beside one bare COPY into a table of
+the same columns and indexes.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ from pathlib import Path
 
 import msgspec
 
+from bench import postgres_variants
 from bench.ingest_model import SHARD_COUNTS, Modelled, ingest_modelled
 from bench.ingest_variants import Ingested, run_arm
 from bench.svg_chart import Panel, draw, is_whole, place_of
+from tests.servers import DURABLE, a_postgres
 
 SIZES = (10_000, 100_000, 1_000_000)
 MODELLED = 12_000  # Enough to see the pace at which it goes on.
@@ -30,8 +34,15 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench ingest", description=__doc__)
     parser.add_argument("--tasks", type=int, help="one list of this length instead of three")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    parser.add_argument("--engine", choices=["embedded", "postgres"], default="embedded")
     options = parser.parse_args(arguments)
     sizes = SIZES if options.tasks is None else (options.tasks,)
+    if options.engine == "postgres":
+        measured = {size: _measure_postgres(size) for size in sizes}
+        show(measured)
+        if options.json:
+            print(msgspec.json.encode(line_of(measured[max(sizes)])).decode())
+        return
     measured = {size: {arm: measure(arm, size) for arm in ARMS} for size in sizes}
     show(measured)
     modelled = [ingest_modelled(shards, MODELLED) for shards in SHARD_COUNTS]
@@ -48,6 +59,20 @@ def measure(arm: str, count: int) -> Ingested:
         return run_arm(arm, count, folder)
     finally:
         shutil.rmtree(folder)
+
+
+def _measure_postgres(count: int) -> dict[str, Ingested]:
+    with (
+        a_postgres(DURABLE) as server,
+        tempfile.TemporaryDirectory(dir=".", prefix=".bench-") as folder,
+    ):
+        arms = {"bare": "bare", "conveyor": "ingest"}
+        return {
+            name: msgspec.json.decode(
+                postgres_variants.run_arm(arm, str(count), folder, server.url), type=Ingested
+            )
+            for name, arm in arms.items()
+        }
 
 
 def line_of(pair: Mapping[str, Ingested]) -> dict[str, float]:

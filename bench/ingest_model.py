@@ -57,7 +57,7 @@ class Progress:
     def __init__(self) -> None:
         self.at: list[float] = []
 
-    async def run_changed(self, job_id: JobId, run_id: RunId) -> None:
+    async def run_changed(self, job_id: JobId, run_id: RunId, tasks: int = 0) -> None:
         self.at.append(trio.current_time())
 
     async def batch_opened(self, job_id: JobId, run_id: RunId) -> None: ...

@@ -64,7 +64,7 @@ def bare(count: int, folder: Path) -> Ingested:
     connection.execute(f"PRAGMA cache_size = {-database.WRITER_CACHE_KIB}")
     database.migrate(connection)
     insert = sql.insert_sql(sql.TABLES[TaskKey])
-    cpu, wall, now = _cpu_s(), time.perf_counter(), time.time()
+    cpu, wall, now = cpu_s(), time.perf_counter(), time.time()
     for start in range(0, count, limits.CHUNK_TASKS):
         numbers = range(start, min(start + limits.CHUNK_TASKS, count))
         names = ids.task_ids(RUN, FIRST_BATCH, numbers)
@@ -76,7 +76,7 @@ def bare(count: int, folder: Path) -> Ingested:
         connection.execute("COMMIT")
     seconds = time.perf_counter() - wall
     connection.close()
-    return Ingested(count, 0, 0, seconds, _cpu_s() - cpu, _rss_mb())
+    return Ingested(count, 0, 0, seconds, cpu_s() - cpu, rss_mb())
 
 
 def _row(name: str, shard: int, number: int, now: float) -> tuple[object, ...]:
@@ -87,7 +87,10 @@ def _row(name: str, shard: int, number: int, now: float) -> tuple[object, ...]:
 
 async def conveyor(count: int, folder: Path) -> Ingested:
     """Accepted over HTTP, then walked as the streamer does it: judged, staged, fenced, counted."""
-    settings = Settings(data_dir=folder / "data", port=0)
+    return await ingest_over_http(Settings(data_dir=folder / "data", port=0), count)
+
+
+async def ingest_over_http(settings: Settings, count: int) -> Ingested:
     urls: list[str] = []
     async with open_runtime(settings, role="bench") as world, trio.open_nursery() as nursery:
         server = HttpServer(
@@ -100,11 +103,11 @@ async def conveyor(count: int, folder: Path) -> Ingested:
         command = [sys.executable, "-m", "bench.ingest_variants", "client", urls[0], str(count)]
         done = await trio.run_process(command, capture_stdout=True)
         sent = msgspec.json.decode(done.stdout, type=Sent)
-        cpu, wall = _cpu_s(), time.perf_counter()
+        cpu, wall = cpu_s(), time.perf_counter()
         await _walk(world, sent, count)
         seconds = time.perf_counter() - wall
         nursery.cancel_scope.cancel()
-    return Ingested(count, sent.accept_s, sent.send_s, seconds, _cpu_s() - cpu, _rss_mb())
+    return Ingested(count, sent.accept_s, sent.send_s, seconds, cpu_s() - cpu, rss_mb())
 
 
 async def _walk(world: Runtime, sent: Sent, count: int) -> None:
@@ -156,12 +159,12 @@ def _body(count: int) -> Iterator[bytes]:
     yield ENDS[1]
 
 
-def _cpu_s() -> float:
+def cpu_s() -> float:
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
 
-def _rss_mb() -> float:
+def rss_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 

@@ -18,7 +18,7 @@ from conveyor.cli.shutdown import STOP_S_MAX, cancel_on_signal
 from conveyor.config import load_settings
 from conveyor.engines.aws.client.client import RetryingAwsClient
 from conveyor.engines.aws.sqs import SqsQueue
-from conveyor.telemetry import set_up_logging
+from conveyor.logs import set_up_logging
 
 
 def tell(messages: int) -> None:

@@ -3,7 +3,7 @@
 The real workers run in virtual time on modelled AWS, which takes no more than AWS says it does: a
 thousand write units a second and partition, four thousand on a cold table. One caller has a long
 list, hundreds of others a short one each. A part of the long list tells how fast all of it would
-go; `--rounds 0` runs all of it. Fleets are kept in `scale.json` as they are measured, and the
+go; `--part 0` runs all of it. Fleets are kept in `scale.json` as they are measured, and the
 table and the figure show all that are kept.
 """
 
@@ -21,19 +21,19 @@ from typing import TypeVar
 
 import msgspec
 import trio
-from trio.testing import MockClock
 
 from bench.fleet import LONG, Fleet, Plan, a_fleet
 from bench.scale_table import COLD, PARTITION_WRITES, SMALL, Arm, Measured, keep, show, write_all
 from conveyor.domain.changes import RunKey
 from conveyor.domain.lifecycle import RUN_LIVE
 from conveyor.ports.errors import Unavailable
+from conveyor.simulation.deterministic_trio import JumpClock
 from conveyor.simulation.models.dynamodb.capacity import Place
 from conveyor.usecases.lookup import totals_of
 from conveyor.usecases.submit.jobs import Accepted
 
 WARM = 40_000.0
-PART_MIN = 6_000
+PART = 100_000
 ROUNDS_MIN = 3
 LOOK_S = 0.5
 STEADY = (0.25, 0.75)  # Filling up and running dry tell nothing about a long list.
@@ -41,12 +41,10 @@ FRESH_MAX = 100_000  # Nearly all that lives here lives long: the dead are looke
 
 ARMS = (
     Arm(10, 8, COLD),
-    Arm(25, 8, COLD),
     Arm(50, 8, COLD),
     Arm(50, 8, WARM),
     Arm(100, 8, COLD),
     Arm(100, 8, WARM),
-    Arm(100, 32, WARM),
 )
 
 T = TypeVar("T")
@@ -57,14 +55,14 @@ class Load(msgspec.Struct, frozen=True):
     """What callers bring: a long list of which a part is run, and short ones."""
 
     tasks: int
-    rounds: int
+    part_min: int
     callers: int
 
     def part(self, plan: Plan) -> int:
-        """As many pages as make `rounds` for each slot."""
-        if not self.rounds:
+        """As many pages as make some rounds for each slot, and at least `part_min`; 0 means all."""
+        if not self.part_min:
             return self.tasks
-        return min(self.tasks, max(PART_MIN, self.rounds * plan.workers * plan.slots))
+        return min(self.tasks, max(self.part_min, ROUNDS_MIN * plan.workers * plan.slots))
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -80,24 +78,23 @@ def main(arguments: list[str]) -> None:
     options = _parser().parse_args(arguments)
     logging.disable(logging.WARNING)  # A throttle is no news here: they are counted.
     gc.set_threshold(FRESH_MAX, 20, 100)
-    assert options.rounds == 0 or options.rounds >= ROUNDS_MIN, "no part of it would be steady"
-    load = Load(options.tasks, options.rounds, options.callers)
+    load = Load(options.tasks, options.part, options.callers)
+    is_kept = not (options.workers or options.table_writes)
     measured = []
     for arm in ARMS if options.arm is None else [ARMS[number - 1] for number in options.arm]:
         plan = Plan(
             workers=options.workers or arm.workers,
             slots=options.slots,
             shards=arm.shards,
-            table_writes=arm.table_writes,
+            table_writes=options.table_writes or arm.table_writes,
             think_s=options.think,
         )
-        clock = MockClock(autojump_threshold=0)
         tell = teller(arm.label)
-        measured.append(trio.run(measure, plan, load, options.seed, tell, clock=clock))
-        if not options.workers:
+        measured.append(trio.run(measure, plan, load, options.seed, tell, clock=JumpClock()))
+        if is_kept:
             keep(measured[-1])
     show(measured)
-    if not options.workers:
+    if is_kept:
         write_all([arm.label for arm in ARMS])
     if options.json:
         print(msgspec.json.encode([result.line() for result in measured]).decode())
@@ -109,15 +106,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--arm", type=int, action="append", help=f"only this one ({numbered})")
     parser.add_argument("--tasks", type=int, default=1_000_000, help="pages in the long list")
     parser.add_argument(
-        "--rounds",
-        type=int,
-        default=ROUNDS_MIN,
-        help="run so many pages for each slot; 0 runs them all",
+        "--part", type=int, default=PART, help="run so many pages of it at least; 0 runs them all"
     )
     parser.add_argument("--callers", type=int, default=200, help="those with a short list")
     parser.add_argument("--slots", type=int, default=40, help="pages that a worker has in flight")
     parser.add_argument("--think", type=float, default=2.0, help="seconds that a page takes")
     parser.add_argument("--workers", type=int, help="another number, for a try: nothing is kept")
+    parser.add_argument("--table-writes", type=float, help="write units a second; nothing is kept")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     return parser
@@ -144,7 +139,7 @@ async def measure(plan: Plan, load: Load, seed: int, tell: Tell) -> Measured:
         small: list[float] = []
         async with trio.open_nursery() as nursery:
             gap_s = count * plan.think_s / slots / load.callers
-            nursery.start_soon(_arrive, fleet, load.callers, gap_s, small)
+            nursery.start_soon(arrive, fleet, load.callers, gap_s, small)
             marks = await _drain(fleet, long, count, slots, tell)
         tasks = count + SMALL * len(small)
         first, last = marks[0], marks[-1]
@@ -203,7 +198,7 @@ async def _drain(fleet: Fleet, job: Accepted, count: int, slots: int, tell: Tell
     done, steady_max = 0, min(STEADY[1] * count, count - slots)
     while done < count:
         await trio.sleep(LOOK_S)
-        done = await insist(lambda: _count_done(fleet, job))
+        done = await insist(lambda: count_done(fleet, job))
         tell(done, count)
         if done >= STEADY[0] * count and (len(marks) < 2 or done <= steady_max):
             gateway, written = fleet.gateway, Counter(fleet.written_units())
@@ -211,7 +206,7 @@ async def _drain(fleet: Fleet, job: Accepted, count: int, slots: int, tell: Tell
     return marks
 
 
-async def _arrive(fleet: Fleet, callers: int, gap_s: float, small: list[float]) -> None:
+async def arrive(fleet: Fleet, callers: int, gap_s: float, small: list[float]) -> None:
     """Other callers, one after the other, each with a short list."""
     async with trio.open_nursery() as nursery:
         for number in range(callers):
@@ -246,7 +241,7 @@ async def _is_live(fleet: Fleet, job: Accepted) -> bool:
     return run is not None and run.status in RUN_LIVE
 
 
-async def _count_done(fleet: Fleet, job: Accepted) -> int:
+async def count_done(fleet: Fleet, job: Accepted) -> int:
     run = await fleet.watch.store.read(RunKey(job.job.job_id, job.run.run_id))
     assert run is not None
     return (await totals_of(fleet.watch, run)).done

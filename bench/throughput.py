@@ -3,7 +3,8 @@
 One local origin, the arms in turn, each alone in its own process: aiohttp on uvloop writing body
 files, Conveyor end to end in one process and in two, and httpx on Trio. A shared machine changes
 its speed from one minute to the next, so a ratio is taken within a round, between neighbours, and
-the median of the rounds counts.
+the median of the rounds counts. With `--engine postgres` Conveyor runs on a PostgreSQL server of
+its own with durable commits, whose CPU is shown apart.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from statistics import median
 
 import msgspec
 
+from bench import postgres_variants
 from bench.origin import an_origin
 from bench.svg_chart import Panel, draw, is_whole, place_of
 from bench.throughput_variants import Measured
+from tests.servers import DURABLE, a_postgres
 
 HTTPX_SHARE = 20  # httpx is so much slower that a part of the list tells as much.
 NAMES = {
@@ -51,7 +54,11 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--concurrency", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    parser.add_argument("--engine", choices=["embedded", "postgres"], default="embedded")
     options = parser.parse_args(arguments)
+    if options.engine == "postgres":
+        _compare_on_postgres(options.n, options.concurrency, options.rounds)
+        return
     with an_origin(size_bytes=20_000, think_s=0.05) as url:
         rounds = [
             {arm: run_arm(arm, url, options.n, options.concurrency) for arm in EVERY_ROUND}
@@ -72,6 +79,26 @@ def main(arguments: list[str]) -> None:
             "rss_mb": round(ours.rss_mb, 1),
         }
         print(msgspec.json.encode(line).decode())
+
+
+def _compare_on_postgres(count: int, concurrency: int, rounds_count: int) -> None:
+    rounds, server_ms = [], []
+    with an_origin(size_bytes=20_000, think_s=0.05) as url:
+        for _ in range(rounds_count):
+            measured = {"bare": run_arm("bare", url, count, concurrency)}
+            for name, arm in (("conveyor", "drain"), ("conveyor-2", "drain-2")):
+                with (
+                    a_postgres(DURABLE) as server,
+                    tempfile.TemporaryDirectory(dir=".", prefix=".bench-") as folder,
+                ):
+                    line = postgres_variants.run_arm(
+                        arm, str(count), folder, server.url, url, str(concurrency)
+                    )
+                    measured[name] = msgspec.json.decode(line, type=Measured)
+                    server_ms.append(server.cpu_s() / count * 1000)
+            rounds.append(measured)
+    show({arm: summarize(arm, rounds) for arm in EVERY_ROUND})
+    print(f"CPU of the PostgreSQL server, with its start: {median(server_ms):.3f} ms a page")
 
 
 def summarize(arm: str, rounds: Sequence[Mapping[str, Measured]]) -> Summary:

@@ -104,7 +104,7 @@ def measure(name: str, url: str, count: int, concurrency: int, folder: Path) -> 
     urls = (f"{url}/{number}" for number in range(count))
     for module in MODULES.get(name, ()):
         importlib.import_module(module)
-    cpu, wall = _cpu_s(), time.perf_counter()
+    cpu, wall = cpu_s(), time.perf_counter()
     match name:
         case "bare":
             import uvloop
@@ -119,15 +119,15 @@ def measure(name: str, url: str, count: int, concurrency: int, folder: Path) -> 
         case _:
             raise ValueError(name)
     assert pages == count, f"{pages} of {count} pages"
-    return Measured(pages, time.perf_counter() - wall, _cpu_s() - cpu, _rss_mb())
+    return Measured(pages, time.perf_counter() - wall, cpu_s() - cpu, rss_mb())
 
 
-def _cpu_s() -> float:
+def cpu_s() -> float:
     usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def _rss_mb() -> float:
+def rss_mb() -> float:
     """This process at its largest and its largest child: no arm has two of them."""
     usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_maxrss for usage in usages) / 1024

@@ -51,6 +51,22 @@ class BadSettings(ConveyorError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PostgresSettings:
+    #: The database of the Postgres engine: `postgresql://user@host/name?sslmode=verify-full`.
+    database_url: str = field(default="", repr=False)
+    #: A file with the password of that database. The program reads it for each connection, so it
+    #: may hold a token that expires.
+    database_password_file: Path | None = None
+    #: `session`: each connection keeps its session. `transaction`: a pooler such as PgBouncer gives
+    #: each transaction another connection; nothing is prepared then, and signals are polled.
+    database_pooling: str = "session"
+    #: Connections that one process opens to the database, one more for signals apart.
+    database_connections: int = limits.DATABASE_CONNECTIONS
+    #: A folder for bodies that all processes of the Postgres engine share, instead of a bucket.
+    blob_dir: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     engine: str = "embedded"  #: The storage engine.
     data_dir: Path = Path(".conveyor")  #: The data directory of the embedded engine.
@@ -83,7 +99,7 @@ class Settings:
     #: As the operators' key, for a session that changes nothing.
     viewer_key: str | None = field(default=None, repr=False)
     #: Seals secrets at rest, signs cursors and links, and names callers. The embedded engine
-    #: creates one in the data directory; the AWS engine needs one.
+    #: creates one in the data directory; the other engines need one.
     secret_key: str | None = field(default=None, repr=False)
     #: Lists with fewer lines are ingested before the response; longer ones are answered with 202.
     sync_tasks_max: int = limits.SYNC_TASKS_MAX
@@ -97,7 +113,7 @@ class Settings:
     #: stored; a page that needs more waits. By default half of the memory limit of the container,
     #: or without one half of the machine's memory, up to 1024.
     body_memory_mb: int | None = None
-    #: Port of `CONVEYOR_HOST` on which a `worker` of the AWS engine serves `/metrics` and
+    #: Port of `CONVEYOR_HOST` on which a `worker` of a shared engine serves `/metrics` and
     #: `/healthz`; 0 picks a free one; without it the worker listens on no port.
     metrics_port: int | None = None
     #: The name of the deployment, where its workers are scaled by demand. With it, a `worker`
@@ -118,17 +134,22 @@ class Settings:
     role: str | None = None  #: The role of the program when no command is given.
     build: str = "unknown"  #: The build of the program, such as a commit; the image sets it.
     table: str = ""  #: The DynamoDB table of the AWS engine.
-    bucket: str = ""  #: The S3 bucket of the AWS engine.
+    bucket: str = ""  #: The S3 bucket of the AWS engine, or for bodies of the Postgres engine.
     queue_prefix: str = "conveyor-"  #: Prefix of the names of the SQS queues.
     #: The Redis of the AWS engine, `redis://` or `rediss://`; without one, leases are rows of the
     #: table.
     redis_url: str | None = field(default=None, repr=False)
+    postgres: PostgresSettings = field(default_factory=PostgresSettings)
     #: The client for AWS calls: `lean` is our own; `boto` is aioboto3, for comparison, and as a
     #: fallback when a service sends a response that ours does not understand.
     aws_plane: str = "lean"
     quotas: Quotas = field(default_factory=Quotas)
     #: Seconds that one AWS call has, all attempts included; calls to S3 have at least 60.
     aws_timeout_s: int = limits.AWS_TIMEOUT_S
+    #: Milliseconds that a fetched page of up to 1 MiB waits for others of its run to share an
+    #: object on S3; 0 stores each page as an object. No fetch waits for it, but a run ends so much
+    #: later. A million pages cost 5 USD of PUTs without packs, and about 0.05 in full packs.
+    pack_wait_ms: int = limits.PACK_WAIT_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +191,8 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
     """Returns the settings of these variables. Raises BadSettings for the first invalid one."""
     read = _Reader(environ)
     auth = read("CONVEYOR_AUTH", "passthrough", _one_of("passthrough", "keys"))
-    engine = read("CONVEYOR_ENGINE", "embedded", _one_of("embedded", "aws"))
-    needed = _non_empty if engine == "aws" else str
+    engine = read("CONVEYOR_ENGINE", "embedded", _one_of("embedded", "postgres", "aws"))
+    aws, shared = _needed_on(engine, "aws"), _needed_on(engine, "postgres", "aws")
     return Settings(
         engine=engine,
         data_dir=read("CONVEYOR_DATA_DIR", ".conveyor", Path),
@@ -189,7 +210,7 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
         viewer_key=read("CONVEYOR_VIEWER_KEY", "", _operator_key) or None,
         # Processes that share an engine must share the key, or they cannot read each other's
         # secrets.
-        secret_key=read("CONVEYOR_SECRET_KEY", "", needed) or None,
+        secret_key=read("CONVEYOR_SECRET_KEY", "", shared) or None,
         sync_tasks_max=read(
             "CONVEYOR_SYNC_TASKS_MAX", str(limits.SYNC_TASKS_MAX), _between(1, limits.TASKS_MAX)
         ),
@@ -220,10 +241,11 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
         log_level=read("CONVEYOR_LOG_LEVEL", "info", _one_of("debug", "info", "warning", "error")),
         role=read("CONVEYOR_ROLE", "", _one_of("", "dev", "api", "worker", "init")) or None,
         build=read("CONVEYOR_BUILD", "unknown", str),
-        table=read("CONVEYOR_TABLE", "", needed),
-        bucket=read("CONVEYOR_BUCKET", "", needed),
+        table=read("CONVEYOR_TABLE", "", aws),
+        bucket=read("CONVEYOR_BUCKET", "", aws),
         queue_prefix=read("CONVEYOR_QUEUE_PREFIX", "conveyor-", _queue_prefix),
         redis_url=read("CONVEYOR_REDIS_URL", "", _redis_url) or None,
+        postgres=_postgres_settings(read, engine),
         aws_plane=read("CONVEYOR_AWS_PLANE", "lean", _one_of("lean", "boto")),
         quotas=Quotas(
             {quota: read(name, str(DEFAULTS[quota]), _quota) for name, quota in QUOTAS.items()}
@@ -233,6 +255,29 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
             str(limits.AWS_TIMEOUT_S),
             _between(1, limits.AWS_TIMEOUT_S_MAX),
         ),
+        pack_wait_ms=read("CONVEYOR_PACK_WAIT_MS", str(limits.PACK_WAIT_MS), _between(0, 5000)),
+    )
+
+
+def _postgres_settings(read: _Reader, engine: str) -> PostgresSettings:
+    folder = read("CONVEYOR_BLOB_DIR", "", str)
+    if engine == "postgres" and bool(folder) == bool(read("CONVEYOR_BUCKET", "", str)):
+        raise BadSettings(
+            "CONVEYOR_BLOB_DIR or CONVEYOR_BUCKET must be given, and not both, when "
+            "CONVEYOR_ENGINE=postgres"
+        )
+    return PostgresSettings(
+        database_url=read("CONVEYOR_DATABASE_URL", "", _needed_on(engine, "postgres")),
+        database_password_file=read("CONVEYOR_DATABASE_PASSWORD_FILE", "", _path_if_given),
+        database_pooling=read(
+            "CONVEYOR_DATABASE_POOLING", "session", _one_of("session", "transaction")
+        ),
+        database_connections=read(
+            "CONVEYOR_DATABASE_CONNECTIONS",
+            str(limits.DATABASE_CONNECTIONS),
+            _between(2, limits.DATABASE_CONNECTIONS_MAX),
+        ),
+        blob_dir=read("CONVEYOR_BLOB_DIR", "", _path_if_given),
     )
 
 
@@ -320,10 +365,19 @@ def _money(text: str) -> int:
     return micros
 
 
-def _non_empty(text: str) -> str:
-    if not text:
-        raise ValueError("must be given when CONVEYOR_ENGINE=aws")
-    return text
+def _needed_on(engine: str, *engines: str) -> Callable[[str], str]:
+    """Returns the parser of a setting that these engines need."""
+
+    def parse(text: str) -> str:
+        if not text and engine in engines:
+            raise ValueError(f"must be given when CONVEYOR_ENGINE={engine}")
+        return text
+
+    return parse
+
+
+def _path_if_given(text: str) -> Path | None:
+    return Path(text) if text else None
 
 
 def _operator_key(text: str) -> str:

@@ -1,23 +1,16 @@
-"""Telemetry: defines every metric with its labels, and formats log lines
-(docs/operations.md, Metrics).
+"""Telemetry: defines every metric with its labels (docs/operations.md, Metrics).
 
-Log lines never contain headers or keys. URLs are logged without their query strings, because query
-strings contain tokens. This module does not know the domain.
+This module does not know the domain.
 """
 
 from __future__ import annotations
 
-import json
-import logging
-import re
-import sys
-import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Literal, Protocol, TextIO
+from itertools import accumulate
+from typing import Protocol
 
 from prometheus_client import (
     CollectorRegistry,
@@ -26,8 +19,14 @@ from prometheus_client import (
     Histogram,
     disable_created_metrics,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 GROUP_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -52,13 +51,50 @@ class StorageMetrics:
     pages_held: Gauge
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchMetrics:
-    """The metrics of fetches, by a direct or a remote gateway."""
+class FetchMetrics(Collector):
+    """The metrics of fetches, by a direct or a remote gateway.
 
-    seconds: Histogram
-    responses: Counter
-    body_bytes: Counter
+    They are plain numbers until a scrape reads them. A Histogram and two Counters take a lock and
+    several calls for each fetch, which is 1 % of the CPU of a page.
+    """
+
+    def __init__(self) -> None:
+        self._buckets = [0] * (len(LATENCY_BUCKETS_S) + 1)
+        self._seconds = 0.0
+        self._body_bytes = 0
+        self._responses: dict[str, int] = {}
+
+    def count(self, status_class: str, *, duration_s: float, body_bytes: int) -> None:
+        self._buckets[bisect_left(LATENCY_BUCKETS_S, duration_s)] += 1
+        self._seconds += duration_s
+        self._body_bytes += body_bytes
+        self._responses[status_class] = self._responses.get(status_class, 0) + 1
+
+    def describe(self) -> Iterator[Metric]:
+        return self.collect()
+
+    def collect(self) -> Iterator[Metric]:
+        bounds = (*map(floatToGoString, LATENCY_BUCKETS_S), "+Inf")
+        yield HistogramMetricFamily(
+            "conveyor_fetch_seconds",
+            "Seconds from the start of a fetch to its outcome.",
+            buckets=list(zip(bounds, accumulate(self._buckets), strict=True)),
+            sum_value=self._seconds,
+        )
+        responses = CounterMetricFamily(
+            "conveyor_fetch_responses",
+            "Outcomes of fetches by status class: of the page, or of the problem if there is none; "
+            "`deferred` if the call was put off.",
+            labels=["status_class"],
+        )
+        for status_class, count in self._responses.items():
+            responses.add_metric([status_class], count)
+        yield responses
+        yield CounterMetricFamily(
+            "conveyor_fetch_body_bytes",
+            "Bytes of the pages that were fetched.",
+            value=self._body_bytes,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +118,13 @@ class RunMetrics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseMetrics:
-    """The leases of running tasks that this process renews."""
+class SlotMetrics:
+    """The slots of this process, and the leases of the tasks in them."""
 
-    held: Gauge
-    lost: Counter
+    total: Gauge
+    usable: Gauge
+    leases: Gauge
+    leases_lost: Counter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,11 +146,10 @@ class Metrics:
     fetches: FetchMetrics
     webhook_deliveries: Counter
     runs: RunMetrics
-    leases: LeaseMetrics
+    slots: SlotMetrics
     ingest: BackgroundMetrics
     exports: BackgroundMetrics
     actors: ActorUsage
-    slots: Gauge
     program: ProgramMetrics
     receives: Counter
     messages_delivered: Counter
@@ -154,11 +191,10 @@ def make_metrics(registry: CollectorRegistry) -> Metrics:
             ("outcome",),
         ),
         runs=_make_run_metrics(registry),
-        leases=_make_lease_metrics(registry),
+        slots=_make_slot_metrics(registry),
         ingest=_make_background_metrics(registry, "ingest_batches", "Lists"),
         exports=_make_background_metrics(registry, "exports", "Exports"),
         actors=_make_actor_usage(registry),
-        slots=gauge("conveyor_slots", "Tasks that this process can fetch at once."),
         program=_make_program_metrics(registry),
         receives=counter("conveyor_queue_receives", "Receive calls made on run queues."),
         messages_delivered=counter(
@@ -189,7 +225,7 @@ def make_metrics(registry: CollectorRegistry) -> Metrics:
             ("invariant",),
         ),
         demand_percent=gauge(
-            "conveyor_demand_percent", "Demand for slots, in percent of the slots of all workers."
+            "conveyor_demand_percent", "Demand for slots in percent of all slots, to scale workers."
         ),
         coordinator_away=gauge(
             "conveyor_coordinator_away", "1 while this process keeps to its own share of every cap."
@@ -210,24 +246,9 @@ def _make_task_outcomes(registry: CollectorRegistry) -> Counter:
 
 
 def _make_fetch_metrics(registry: CollectorRegistry) -> FetchMetrics:
-    return FetchMetrics(
-        seconds=Histogram(
-            "conveyor_fetch_seconds",
-            "Seconds from the start of a fetch to its outcome.",
-            buckets=LATENCY_BUCKETS_S,
-            registry=registry,
-        ),
-        responses=Counter(
-            "conveyor_fetch_responses",
-            "Outcomes of fetches by status class: of the page, or of the problem if there is none; "
-            "`deferred` if the call was put off.",
-            ("status_class",),
-            registry=registry,
-        ),
-        body_bytes=Counter(
-            "conveyor_fetch_body_bytes", "Bytes of the pages that were fetched.", registry=registry
-        ),
-    )
+    metrics = FetchMetrics()
+    registry.register(metrics)
+    return metrics
 
 
 def _make_program_metrics(registry: CollectorRegistry) -> ProgramMetrics:
@@ -278,14 +299,17 @@ def _make_run_metrics(registry: CollectorRegistry) -> RunMetrics:
     )
 
 
-def _make_lease_metrics(registry: CollectorRegistry) -> LeaseMetrics:
-    return LeaseMetrics(
-        held=Gauge(
-            "conveyor_leases_held",
-            "Leases of running tasks that this process renews.",
-            registry=registry,
+def _make_slot_metrics(registry: CollectorRegistry) -> SlotMetrics:
+    gauge = partial(Gauge, registry=registry)
+    return SlotMetrics(
+        total=gauge("conveyor_slots", "Tasks of all callers that this process can fetch at once."),
+        usable=gauge(
+            "conveyor_slots_usable",
+            "Slots that the callers with tasks can use now; the others are kept for the next "
+            "caller. Saturation is conveyor_tasks_inflight divided by this.",
         ),
-        lost=Counter(
+        leases=gauge("conveyor_leases_held", "Leases of running tasks that this process renews."),
+        leases_lost=Counter(
             "conveyor_leases_lost",
             "Tasks that were cancelled because their lease, message or claim was lost.",
             registry=registry,
@@ -461,133 +485,3 @@ def _counts(
     for label_value, value in sorted(values.items()):
         family.add_metric([label_value], value)
     return family
-
-
-# A URL up to its query or fragment, which is replaced. It ends at whitespace, quotes or angle
-# brackets, which surround URLs in messages.
-_QUERY = re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s?#\"'<>]*)[?#][^\s\"'<>]*", re.IGNORECASE)
-# User name and password between the scheme and the host.
-_USERINFO = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^\s/?#@\"'<>]*@", re.IGNORECASE)
-# Secret parameters of a path without scheme and host, which _QUERY does not match.
-_TOKEN = re.compile(r"([?&](?:token|apikey|api_key|key)=)[^\s&\"'<>]+", re.IGNORECASE)
-_OWN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-_SECRET_FIELDS = frozenset({"headers", "api_key", "key", "authorization", "cookie", "token"})
-
-
-def redact(text: str) -> str:
-    """Removes the query strings and user names of all URLs in a text."""
-    text = _USERINFO.sub(r"\1***@", text)
-    text = _QUERY.sub(r"\1?***", text)
-    return _TOKEN.sub(r"\1***", text)
-
-
-def fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """Returns the fields of `extra`. Secrets are hidden even if they were passed by mistake."""
-    return {
-        name: "***" if name.lower() in _SECRET_FIELDS else _plain(value)
-        for name, value in vars(record).items()
-        if name not in _OWN_FIELDS
-    }
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, bool | int | float) or value is None:
-        return value
-    return redact(str(value))
-
-
-def _instant(record: logging.LogRecord) -> str:
-    text = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-    return text.replace("+00:00", "Z")
-
-
-class JsonFormatter(logging.Formatter):
-    """One JSON object per line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, object] = {
-            "at": _instant(record),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": redact(record.getMessage()),
-            **fields_of(record),
-        }
-        if record.exc_info:
-            line["traceback"] = redact(self.formatException(record.exc_info))
-        return json.dumps(line, ensure_ascii=False)
-
-
-class TextFormatter(logging.Formatter):
-    """Formats log lines for people."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        fields = " ".join(f"{name}={value}" for name, value in fields_of(record).items())
-        line = f"{_instant(record)} {record.levelname:<7} {record.name}: "
-        line += redact(record.getMessage()).replace("\n", "\\n")
-        if fields:
-            line += f" ({fields})".replace("\n", "\\n")
-        if record.exc_info:
-            line += "\n" + redact(self.formatException(record.exc_info))
-        return line
-
-
-FORMATTERS: dict[str, type[logging.Formatter]] = {"json": JsonFormatter, "text": TextFormatter}
-
-
-# The id of the request that the current task serves. Tasks and threads that the request starts
-# inherit it.
-REQUEST_ID: ContextVar[str | None] = ContextVar("REQUEST_ID", default=None)
-
-
-def add_request_id(record: logging.LogRecord) -> bool:
-    """Adds the id of the current request to a log line. Passes every line."""
-    request_id = REQUEST_ID.get()
-    if request_id is not None and not hasattr(record, "request_id"):
-        record.request_id = request_id
-    return True
-
-
-class FloodFilter(logging.Filter):
-    """Passes a few equal warnings and errors in each window, and counts the others.
-
-    Lines from the same statement are equal. Without the filter, a repeated outage or crash would
-    fill the disk. The next line that passes contains the number of suppressed lines.
-    """
-
-    WINDOW_S = 60.0
-    LINES_MAX = 10
-
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        super().__init__()
-        self._now = now
-        # For each statement: the start of its window, the lines in it, the suppressed lines.
-        self._windows: dict[tuple[str, int], tuple[float, int, int]] = {}
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if record.levelno < logging.WARNING:
-            return True
-        key = (record.pathname, record.lineno)
-        now = self._now()
-        began_at, count, dropped = self._windows.get(key, (now, 0, 0))
-        if now - began_at >= self.WINDOW_S:
-            began_at, count = now, 0
-        if count >= self.LINES_MAX:
-            self._windows[key] = (began_at, count, dropped + 1)
-            return False
-        self._windows[key] = (began_at, count + 1, 0)
-        if dropped:
-            record.left_out = dropped
-        return True
-
-
-def set_up_logging(
-    style: Literal["json", "text"], *, level: int = logging.INFO, stream: TextIO | None = None
-) -> None:
-    """Installs one handler on the root logger and removes all others."""
-    handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
-    handler.setFormatter(FORMATTERS[style]())
-    handler.addFilter(FloodFilter())
-    handler.addFilter(add_request_id)
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(level)

@@ -1,10 +1,10 @@
-"""Prints what the image installs: the build backend, the dependencies and the `aws` extra."""
+"""Prints what the image installs: build backend, dependencies, extras of the shared engines."""
 
 import sys
 import tomllib
 from pathlib import Path
 
-EXTRAS = ("aws",)
+EXTRAS = ("aws", "postgres")
 
 
 def main() -> None:

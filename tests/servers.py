@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -221,3 +223,133 @@ def a_redis_cluster(folder: Path, port: int | None = None) -> Iterator[str]:
 def _redis(port: int) -> list[str]:
     program = found("redis-server")
     return [program, "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--dir", "."]
+
+
+# PostgreSQL refuses to run as root. The package of Debian creates this user.
+_POSTGRES_USER = "postgres"
+_POSTGRES_SETTINGS = (
+    "listen_addresses=127.0.0.1",
+    "max_connections=200",
+    "shared_buffers=128MB",
+    "autovacuum_naptime=5s",
+)
+
+
+# As an operator has it: nothing that was committed is lost.
+DURABLE = ("fsync=on", "synchronous_commit=on", "shared_buffers=512MB", "max_wal_size=4GB")
+
+
+@contextmanager
+def a_replica(primary: Postgres) -> Iterator[Postgres]:
+    """A replica that has every commit before it is acknowledged."""
+    folder = Path(tempfile.mkdtemp(prefix="conveyor-postgres-"))
+    server = Postgres(folder, free_port())
+    try:
+        server.copy_of(primary)
+        server.start()
+        yield server
+    finally:
+        server.kill()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def a_postgres(settings: Sequence[str] = ("fsync=off",)) -> Iterator[Postgres]:
+    """A server with an empty data directory of its own."""
+    folder = Path(tempfile.mkdtemp(prefix="conveyor-postgres-"))
+    server = Postgres(folder, free_port(), settings)
+    try:
+        server.create()
+        server.start()
+        yield server
+    finally:
+        server.kill()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class Postgres:
+    """A server that can be killed and started again on the same data and port."""
+
+    def __init__(self, folder: Path, port: int, settings: Sequence[str] = ()) -> None:
+        self.folder = folder
+        self.port = port
+        self.url = f"postgresql://conveyor@127.0.0.1:{port}/postgres"
+        self._settings = (*_POSTGRES_SETTINGS, *settings)
+        self._user = _POSTGRES_USER if os.geteuid() == 0 else None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def create(self) -> None:
+        if self._user is not None:
+            shutil.chown(self.folder, self._user)
+        command = [_postgres_program("initdb"), "-D", str(self.folder / "data"), "-U", "conveyor"]
+        command += ["--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync"]
+        made = subprocess.run(
+            command, user=self._user, cwd=self.folder, capture_output=True, text=True, check=False
+        )
+        if made.returncode:
+            fail(f"initdb failed:\n{made.stderr[-2000:]}")
+
+    def copy_of(self, primary: Postgres) -> None:
+        """Makes the data directory a replica that follows a running primary."""
+        if self._user is not None:
+            shutil.chown(self.folder, self._user)
+        command = [_postgres_program("pg_basebackup"), "-D", str(self.folder / "data")]
+        command += ["-d", primary.url, "-R", "-X", "stream", "-c", "fast"]
+        subprocess.run(command, user=self._user, cwd=self.folder, check=True, capture_output=True)
+
+    def start(self) -> None:
+        command = [_postgres_program("postgres"), "-D", str(self.folder / "data")]
+        command += ["-p", str(self.port), "-k", ""]
+        command += [word for setting in self._settings for word in ("-c", setting)]
+        log = self.folder / "server.log"
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                command,
+                user=self._user,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        _wait_until(self._answers, self._process, log)
+
+    def _answers(self) -> bool:
+        command = [_postgres_program("pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
+        return subprocess.run(command, check=False).returncode == 0
+
+    def cpu_s(self) -> float:
+        """CPU of the server and of its backends, those that have ended included."""
+        ticks = 0
+        for directory in Path("/proc").iterdir():
+            try:
+                fields = (directory / "stat").read_text().rpartition(")")[2].split()
+            except (OSError, IndexError):
+                continue
+            if directory.name == str(self.pid):
+                ticks += sum(map(int, fields[11:15]))
+            elif fields[1] == str(self.pid):
+                ticks += sum(map(int, fields[11:13]))
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+    def kill(self) -> None:
+        """Ends the server as a crash does: its backends notice and end too."""
+        if self._process is None:
+            return
+        self._process.send_signal(signal.SIGQUIT)
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+
+def _postgres_program(name: str) -> str:
+    """Debian keeps the programs of each version in a directory of its own, outside of PATH."""
+    versions = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))
+    return found(str(versions[-1]) if versions else name)

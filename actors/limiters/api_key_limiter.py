@@ -22,10 +22,10 @@ from conveyor.domain import limits
 from conveyor.domain.backpressure.call_window import CallWindow
 from conveyor.domain.backpressure.circuit import Circuit
 from conveyor.domain.backpressure.gateway_health import GatewayHealth
-from conveyor.domain.backpressure.permits import cooldown_s
 from conveyor.domain.ids import CallerId, JobId, LeaseId, RunId
 from conveyor.domain.run.wait_reason import WaitReason
 from conveyor.domain.submit.target import host_of
+from conveyor.domain.timing import cooldown_s
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.gateway import Contact, Deferred, GatewayReport, NotScraped, Outcome, Scraped
 from conveyor.telemetry import Metrics

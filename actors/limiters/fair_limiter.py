@@ -143,6 +143,13 @@ class FairLimiter:
     def inflight_count(self) -> int:
         return self.slots_count - self._free
 
+    @property
+    def usable_count(self) -> int:
+        """Returns how many slots the callers that have tasks now can hold together. The others
+        stay free for the next caller. A new caller may get its first slot beyond this number."""
+        count = max(1, len(self._active_callers()))
+        return SHARE * self.slots_count * count // (1 + SHARE * count)
+
     def room_for(self, caller: CallerId) -> int:
         """Returns how many slots the caller could take now if no other caller waited."""
         held = self._by_caller[caller]
@@ -249,7 +256,7 @@ class FairLimiter:
         if self._is_draining or now - self._checked_at < PREEMPT_CHECK_S:
             return
         self._checked_at = now
-        callers = {waiter.caller for waiter in self._waiters} | self._by_caller.keys()
+        callers = self._active_callers()
         # Drop callers that neither wait nor hold slots, or the dict would grow without bound.
         since = self._unsatisfied_since
         self._unsatisfied_since = {caller: at for caller, at in since.items() if caller in callers}
@@ -265,6 +272,10 @@ class FairLimiter:
             # freed slot could return to the same caller.
             self._waiters.sort(key=lambda waiter: waiter.caller == fetch.caller)
             fetch.cancel()
+
+    def _active_callers(self) -> set[CallerId]:
+        """Returns the callers that hold slots or wait for one."""
+        return {waiter.caller for waiter in self._waiters} | self._by_caller.keys()
 
     def _slots_needed(self, fair: int) -> int:
         """Returns how many slots must be free so that callers who have waited for PREEMPT_AFTER_S

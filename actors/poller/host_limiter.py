@@ -9,14 +9,13 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import KeysView, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 import trio
 
-from conveyor.domain import limits
-from conveyor.domain.backpressure import permits
+from conveyor.domain import limits, timing
 from conveyor.domain.changes import TaskKey
 from conveyor.domain.ids import LeaseId
 from conveyor.domain.lifecycle import TASK_TERMINAL
@@ -100,6 +99,18 @@ class HostLimiter:
             before = self._fetch_s.get(host, seconds)
             self._fetch_s[host] = before + _WEIGHT * (seconds - before)
 
+    def describe_wait(self) -> str | None:
+        """Names the host for which the most messages are held; None if none are."""
+        host = self.held.longest
+        if host is None:
+            return None
+        limit = self._limits.limit_for(host)
+        parts = [f"{limit.concurrency:,} at once"] if limit.concurrency else []
+        parts += [f"{limit.rate_per_s:g} a second"] if limit.rate_per_s else []
+        others = len(self.held.hosts) - 1
+        more = f"; {others:,} more host{'s wait' if others > 1 else ' waits'}" if others else ""
+        return f"pages of {host} wait for its limit of {' and '.join(parts)}{more}"
+
     def until_due(self) -> float:
         """Returns the seconds until the next held or bounced message has its turn."""
         now = trio.current_time()
@@ -169,9 +180,7 @@ class HostLimiter:
         turn_s = self._interval_s(host)
         is_sure = limit.concurrency is None or host in self._fetch_s
         turn_at = max(turns.get(host, 0.0), now)
-        wait_s = permits.host_wait_s(
-            turn_at + (1 - _EARLY_TURNS) * turn_s, now=now, is_sure=is_sure
-        )
+        wait_s = timing.host_wait_s(turn_at + (1 - _EARLY_TURNS) * turn_s, now=now, is_sure=is_sure)
         # Bounded by the delay that is really used, or the turns of a slow host would move ever
         # further into the future.
         turns[host] = min(turn_at + turn_s, now + wait_s + turn_s)
@@ -179,7 +188,7 @@ class HostLimiter:
 
     def _interval_s(self, host: str) -> float:
         fetch_s = self._fetch_s.get(host, _FETCH_ESTIMATE_S)
-        return permits.host_interval_s(self._limits.limit_for(host), fetch_s=fetch_s)
+        return timing.host_interval_s(self._limits.limit_for(host), fetch_s=fetch_s)
 
     def _mark_full(self, host: str) -> None:
         until = trio.current_time() + _EARLY_TURNS * min(self._interval_s(host), _FETCH_ESTIMATE_S)
@@ -204,8 +213,13 @@ class HeldMessages:
         return self._count >= limits.HELD_MESSAGES_MAX
 
     @property
-    def hosts(self) -> Iterable[str]:
+    def hosts(self) -> KeysView[str]:
         return self._by_host.keys()
+
+    @property
+    def longest(self) -> str | None:
+        """The host with the most held messages."""
+        return max(self._by_host, key=lambda host: len(self._by_host[host]), default=None)
 
     def hold(self, host: str, message: Message) -> None:
         """Appends the message to those of its host."""

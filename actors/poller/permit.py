@@ -34,13 +34,13 @@ from actors.limiters.storage_breaker import StorageBreaker
 from actors.runtime import bounded_cleanup
 from conveyor.domain import limits
 from conveyor.domain.backpressure import reservation
-from conveyor.domain.backpressure.permits import cooldown_s, permits_to_request
 from conveyor.domain.budget import Budget, BudgetReservation, Price, Unit
 from conveyor.domain.changes import Applied, BudgetKey, Missing, RunKey, Verdict
 from conveyor.domain.ids import LeaseId, RunId
 from conveyor.domain.lifecycle import RUN_LIVE
 from conveyor.domain.model import Job, Run
 from conveyor.domain.run.wait_reason import WaitReason
+from conveyor.domain.timing import cooldown_s, permits_to_request
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.gateway import Outcome
 from conveyor.telemetry import Metrics
@@ -183,9 +183,16 @@ class PermitPool:
     report_wait: Callable[[WaitReason | None], None]
     wakeup: Wakeup = field(default_factory=Wakeup)
     inflight_count: int = 0
+    # Every message of the run was received.
+    is_whole: bool = False
     idle_leases: list[LeaseId] = field(default_factory=list)
     # When each lease was last renewed: the idle ones and those of running tasks.
     renewed_at: dict[LeaseId, float] = field(default_factory=dict)
+
+    @property
+    def is_finishing(self) -> bool:
+        """Returns whether all pages of the run that this process can fetch have arrived."""
+        return self.is_whole and not self.inflight_count
 
     @property
     def free_count(self) -> int:

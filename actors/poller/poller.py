@@ -37,14 +37,13 @@ from actors.poller.permit import (
 from actors.runtime import Inbox, bounded_cleanup
 from actors.status_reporter import WaitStatus
 from conveyor.domain import limits
-from conveyor.domain.backpressure.permits import bounce_delay_s, cooldown_s, idle_s
 from conveyor.domain.budget import Price, Unit
 from conveyor.domain.changes import RunKey
 from conveyor.domain.lifecycle import RUN_LIVE, accepts_settles
 from conveyor.domain.model import Job, PauseState, Run
 from conveyor.domain.run.settlement import Claim, Claimed, Throttled
 from conveyor.domain.run.wait_reason import WaitReason
-from conveyor.domain.timing import backoff_s
+from conveyor.domain.timing import backoff_s, bounce_delay_s, cooldown_s, idle_s
 from conveyor.ports.errors import QueueGone, Unavailable
 from conveyor.ports.queue import Message
 from conveyor.telemetry import Metrics
@@ -75,6 +74,8 @@ IDLE_POLLS_BEFORE_SINGLE = 2
 # only every ASLEEP_S until a list is added: a thousand idle open jobs must cost nothing.
 IDLE_POLLS_BEFORE_ASLEEP = 8
 ASLEEP_S = 60.0
+# A poller that has every message of its run polls only so often, for messages that workers lost.
+RECEIVED_ALL_S = 10.0
 # Pause after a call to an engine has failed.
 RETRY_PAUSE_S = 1.0
 # How often a poller with fetches in progress reads the row of its run, in case the signal of a
@@ -94,15 +95,21 @@ class PollerState:
 
     `idle_polls` counts polls in a row that brought no message, `empty_receives` the receives among
     them. `next_redelivery_at` is when the first returned message is visible again.
-    `started_count` counts the tasks that this poller has started.
+    `started_count` counts the tasks that this poller has started, `first_receives` the messages
+    that nobody had received before, `returned_count` those that it has returned. It does not poll
+    before `quiet_until`, and starts no task while `is_owner` is False.
     """
 
     run: Run
     permits: PermitPool
     host_limiter: HostLimiter | None
     wakeup: Wakeup
+    is_owner: bool = True
     next_redelivery_at: float = math.inf
     started_count: int = 0
+    first_receives: int = 0
+    returned_count: int = 0
+    quiet_until: float = -math.inf
     idle_polls: int = 0
     empty_receives: int = 0
     emptied_at: float = -math.inf
@@ -146,7 +153,7 @@ class RunPoller:
     calls: CallLimiter | None = None
 
     async def run(self, inbox: Inbox[PollerMessage]) -> None:
-        """Polls until the run has ended and every task that this poller started is done."""
+        """Polls until the run has ended or moved, and every task that it started is done."""
         state = self._new_state()
         self._report_wait(None)
         try:
@@ -179,15 +186,30 @@ class RunPoller:
                 await state.wakeup.wait(wait_s)
 
     async def _next_poll(self, state: PollerState, tasks: trio.Nursery) -> float | None:
-        """Polls when there is room. Returns the seconds until the next poll; None when the run has
-        ended."""
+        """Polls when there is room. Returns the seconds until the next poll; None at the end."""
         try:
             await self._wait_for_room(state)
+            if not state.is_owner:
+                await self._hand_over(state)
+                return math.inf if state.permits.inflight_count else None
+            if state.quiet_until > -math.inf:
+                return await self._stay_quiet(state)
             return await self._poll_once(state, tasks)
         except QueueGone:
             return None if await self._has_run_ended() else RETRY_PAUSE_S
         except RunEnding:
             return None
+
+    async def _stay_quiet(self, state: PollerState) -> float | None:
+        """Waits while no message can come, and then reads whether the run has ended."""
+        if not state.permits.inflight_count:
+            await state.permits.release_idle()
+        quiet_s = state.quiet_until - trio.current_time()
+        if quiet_s > 0 and not state.returned_count:
+            return quiet_s
+        state.quiet_until = -math.inf
+        run = await self.env.store.read(RunKey(self.job.job_id, state.run.run_id))
+        return None if run is None or run.status not in RUN_LIVE else 0.0
 
     async def _poll_once(self, state: PollerState, tasks: trio.Nursery) -> float:
         """Takes permits, receives as many messages, claims their tasks and starts them. Returns the
@@ -248,6 +270,7 @@ class RunPoller:
                 self.wait_status.count_finished(work.run.run_id)
                 state.deferrals = 0
             else:
+                state.returned_count += 1
                 redelivery_at = trio.current_time() + delay_s
                 state.next_redelivery_at = min(state.next_redelivery_at, redelivery_at)
                 state.wakeup.set()
@@ -270,7 +293,7 @@ class RunPoller:
         new = await self._receive_new(state, count_max - len(held))
         messages = await state.host_limiter.acquire_hosts(held, new)
         if not messages and (held or new):
-            self._report_wait(WaitReason.HOST_CAP)
+            self._report_wait(WaitReason.HOST_CAP, state.host_limiter.describe_wait())
         return messages
 
     async def _receive_new(self, state: PollerState, count_max: int) -> list[Message]:
@@ -287,6 +310,10 @@ class RunPoller:
         )
         self.metrics.receives.inc()
         self.metrics.messages_delivered.inc(len(messages))
+        first = sum(message.receives == 1 for message in messages)
+        state.first_receives += first
+        state.returned_count = max(0, state.returned_count - (len(messages) - first))
+        state.permits.is_whole = self._has_received_all(state)
         if messages:
             state.empty_receives, state.emptied_at = 0, -math.inf
         else:
@@ -366,7 +393,7 @@ class RunPoller:
 
     async def _wait_for_room(self, state: PollerState) -> None:
         """Waits while the run is paused, at its cap, or held up by an outage."""
-        while (reason := self._block_reason(state)) is not None:
+        while state.is_owner and (reason := self._block_reason(state)) is not None:
             if reason is WaitReason.JOB_CAP:
                 self._report_wait(reason)
                 await state.wakeup.wait(math.inf)
@@ -383,6 +410,13 @@ class RunPoller:
             else:
                 self._report_wait(reason, state.deferred_detail)
                 await state.wakeup.wait(state.deferred_until - trio.current_time())
+
+    async def _hand_over(self, state: PollerState) -> None:
+        """Gives back what other workers can use; tasks in flight go on here."""
+        self._report_wait(None)
+        if state.host_limiter is not None:
+            await state.host_limiter.held.release_all()
+        await state.permits.release_unused()
 
     def _block_reason(self, state: PollerState) -> WaitReason | None:
         """Returns the reason why no task of the run may be received now; None if one may."""
@@ -418,20 +452,31 @@ class RunPoller:
                     await state.wakeup.wait(math.inf)
 
     async def _idle(self, state: PollerState) -> float:
-        """Releases unused permits after a poll without a message. Returns the seconds until the
-        next poll."""
+        """Releases unused permits after an empty poll. Returns the seconds until the next poll."""
         await state.permits.release_unused()
         # Messages of other hosts may be queued behind those of full hosts: poll again soon.
         is_full = self._is_host_capped and not state.empty_receives
         state.idle_polls = 1 if is_full else state.idle_polls + 1
-        self._report_wait(self._idle_reason(state))
+        reason = self._idle_reason(state)
+        limiter = state.host_limiter if reason is WaitReason.HOST_CAP else None
+        self._report_wait(reason, None if limiter is None else limiter.describe_wait())
         # Not after every empty receive, because reading the counters costs read units on AWS.
         if state.idle_polls % IDLE_POLLS_BEFORE_ASLEEP == 0 and await self._is_drained(state):
             self.wait_status.forget(state.run.run_id)
             # Checks again after the next poll.
             state.idle_polls -= 1
             return ASLEEP_S
+        if self._has_received_all(state):
+            state.quiet_until = trio.current_time() + RECEIVED_ALL_S
         return min(idle_s(state.idle_polls), self._seconds_until_redelivery(state))
+
+    def _has_received_all(self, state: PollerState) -> bool:
+        """Returns whether all messages of the run are here. Only where each receive is billed."""
+        run = state.run
+        can_grow = run.open_batches or not run.last_batch_received
+        if can_grow or state.host_limiter is not None or not self.env.config.shares_runs:
+            return False
+        return state.first_receives >= run.total and not state.returned_count
 
     def _idle_reason(self, state: PollerState) -> WaitReason | None:
         if self.calls is not None and not self.calls.is_open(self.job):
@@ -499,10 +544,12 @@ class RunPoller:
 
     async def _apply_updates(self, inbox: Inbox[PollerMessage], state: PollerState) -> None:
         async for message in inbox:
-            if not message.is_signalled and message.run == state.run:
+            is_known = message.run == state.run and message.is_owner == state.is_owner
+            if is_known and not message.is_signalled:
                 continue  # From a scan of all runs: an unchanged row must not wake the poller.
-            state.run = message.run
+            state.run, state.is_owner = message.run, message.is_owner
             state.idle_polls = state.empty_receives = 0
+            state.quiet_until = -math.inf
             state.wakeup.set()
 
     async def _watch_run(self, state: PollerState, work: trio.CancelScope) -> None:

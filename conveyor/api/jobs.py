@@ -61,7 +61,7 @@ from conveyor.schemas.responses import (
     SubmitJobResponse,
 )
 from conveyor.schemas.views import webhook_view
-from conveyor.usecases import budget, host_limits
+from conveyor.usecases import budget
 from conveyor.usecases import webhook as webhooks
 from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import load_owned_job
@@ -117,7 +117,7 @@ def submission_from(call: RequestContext, request: SubmitJobRequest) -> Submissi
         input_id=request.file_input_id,
         on_invalid=OnInvalid[request.on_invalid.upper()],
         is_open=JobStatus(request.status) is JobStatus.OPEN,
-        params=_params_from(request),
+        params=_params_from(call.env, request),
         external_id=request.external_id,
         name=request.name,
         metadata=_metadata_from(request),
@@ -168,9 +168,11 @@ def _refuse_unfit_for_upload(request: SubmitJobRequest) -> None:
         )
 
 
-def _params_from(request: SubmitJobRequest) -> Params:
+def _params_from(env: Context, request: SubmitJobRequest) -> Params:
     try:
-        return check_params(request.zenrows_params or {})
+        params = check_params(request.zenrows_params or {})
+        env.config.gateway.check(params.values)
+        return params
     except InvalidParam as error:
         pointer = "/zenrows_params/" + escape_pointer(error.key)
         raise InvalidArgument(error.detail, pointer=pointer) from None
@@ -347,7 +349,7 @@ def delete_host_limits(call: RequestContext) -> Work:
 
 
 async def _set_host_limits(call: RequestContext, new_limits: HostLimits | None, _: str) -> Response:
-    job = await host_limits.set_host_limits(call.env, call.caller, call.ids["job_id"], new_limits)
+    job = await jobs.set_host_limits(call.env, call.caller, call.ids["job_id"], new_limits)
     return json_reply(await show_job(call.env, job))
 
 

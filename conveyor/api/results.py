@@ -65,15 +65,17 @@ def _host_view(figures: HostFigures) -> HostResponse:
 async def list_results(call: RequestContext) -> Response:
     limit = call.limit(default=limits.PAGE_ROWS, limit_max=limits.PAGE_ROWS_MAX)
     job, run = await _run_of(call)
-    page = await results.page(
-        call.env,
-        job,
-        run,
-        status=_default(call.parameter("status"), "all"),
-        cursor=call.parameter("cursor"),
-        limit=limit,
-        task_filter=_filter_from(call),
-    )
+    task_filter = _filter_from(call)
+    async with call.api.requests.turn_to_page(call.caller):
+        page = await results.page(
+            call.env,
+            job,
+            run,
+            status=_default(call.parameter("status"), "all"),
+            cursor=call.parameter("cursor"),
+            limit=limit,
+            task_filter=task_filter,
+        )
     views = [
         result_view(job, task, _link_to(call, run, task), is_expired=page.expiries.is_over(task))
         for task in page.tasks

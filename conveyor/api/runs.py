@@ -45,7 +45,7 @@ from conveyor.schemas.views import bucket_view, fetch_view, run_view
 from conveyor.usecases.budget import budget_of
 from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import load_owned_job, load_owned_run, totals_of
-from conveyor.usecases.run import audit, results, run_progress, runs, series
+from conveyor.usecases.run import audit, results, run_progress, runs
 from conveyor.usecases.run import rerun as reruns
 from conveyor.usecases.run.rerun import RerunFilter
 from conveyor.usecases.run.results import owner_scope
@@ -145,7 +145,7 @@ async def get_series(call: RequestContext) -> Response:
     job = await load_owned_job(call.env, call.caller, call.ids["job_id"])
     run = await load_owned_run(call.env, job, call.ids["run_id"])
     totals = await run_progress.cached_totals(call.env, run)
-    buckets = await series.load_series(call.env, run, totals)
+    buckets = await run_progress.load_series(call.env, run, totals)
     return json_reply(SeriesResponse([bucket_view(bucket) for bucket in buckets]))
 
 

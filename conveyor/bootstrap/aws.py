@@ -18,6 +18,7 @@ from conveyor.domain.ids import Random
 from conveyor.engines.aws.client.usage import Meter
 from conveyor.engines.aws.control_queue import listen_forever
 from conveyor.engines.aws.engine import AwsEngine, Names, SecretRow, create_resources, open_aws
+from conveyor.engines.aws.packs import Packing
 from conveyor.engines.redis import running_on
 from conveyor.engines.redis.cache import RedisCache
 from conveyor.engines.redis.connection import RedisConnection, open_link
@@ -66,6 +67,7 @@ async def open_shared(
             random=random,
             with_sdk=settings.aws_plane == "boto",
             call_timeout_s=settings.aws_timeout_s,
+            packing=Packing.of(wait_ms=settings.pack_wait_ms, concurrency=settings.concurrency),
         ) as engine,
         _open_redis(settings.redis_url, engine.meter) as link,
         open_on(settings, engine, link, random=random, owner=owner, local=local) as shared,

@@ -39,14 +39,20 @@ from conveyor.api.server.auth import Authenticator, KeyList, Origins, Passthroug
 from conveyor.bootstrap.body_memory import body_limits
 from conveyor.config import BadSettings, KeyFile, Settings, environ_of, load_otlp_settings
 from conveyor.domain import ids, limits
+from conveyor.domain.submit.scraper_params import DIRECT_SUPPORT, REMOTE_SUPPORT
 from conveyor.domain.submit.target import TargetPolicy
 from conveyor.engines.executor import COMPUTE_THREADS_MAX, ThreadExecutor
 from conveyor.engines.http.direct import DirectGateway
 from conveyor.engines.http.webhook import WebhookNotifier
 from conveyor.engines.http.zenrows import ZenrowsGateway, has_key
 from conveyor.engines.sqlite import join_engine, open_engine
-from conveyor.engines.system import AesSecretBox, SystemClock, load_or_create_secret
-from conveyor.engines.system.aes_secret_box import check_secret, refuse_lost_secret
+from conveyor.engines.system import (
+    AesSecretBox,
+    SystemClock,
+    check_secret,
+    load_or_create_secret,
+    refuse_lost_secret,
+)
 from conveyor.http_client.connection_limits import PoolLimits
 from conveyor.http_client.pool import HttpPool
 from conveyor.ports.blobs import Blobs
@@ -69,6 +75,9 @@ DIRECT = "direct"
 # Addresses that only this machine can reach.
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 AWS = "aws"
+POSTGRES = "postgres"
+#: Engines on which many processes work, and which no process owns.
+SHARED_ENGINES = frozenset({AWS, POSTGRES})
 # On AWS every query is billed, and every worker of a fleet makes it. Longer intervals than on the
 # embedded engine delay webhooks, schedules and exports by up to these seconds.
 AWS_POLL_INTERVALS = PollIntervals(
@@ -283,8 +292,9 @@ async def _open_world(settings: Settings, role: str) -> AsyncGenerator[Runtime, 
     require_assertions()
     tune_memory()
     clock, randomness = SystemClock(), random.SystemRandom()
-    if settings.engine == AWS:
-        async with _open_shared_world(settings, clock, randomness, role) as world:
+    if settings.engine in SHARED_ENGINES:
+        open_world = _open_aws_world if settings.engine == AWS else _open_postgres_world
+        async with open_world(settings, clock, randomness, role) as world:
             yield world
         return
     async with open_engine(settings.data_dir, clock=clock, random=randomness, owner=role) as engine:
@@ -297,10 +307,10 @@ async def _open_world(settings: Settings, role: str) -> AsyncGenerator[Runtime, 
 
 
 @asynccontextmanager
-async def _open_shared_world(
+async def _open_aws_world(
     settings: Settings, clock: Clock, randomness: random.Random, role: str
 ) -> AsyncGenerator[Runtime, None]:
-    with require_aws_extra():
+    with require_extra(settings):
         from conveyor.bootstrap.aws import open_shared
 
     mail, owner = single_writer_mailboxes(), ids.mint_ulid(clock.now(), randomness)
@@ -330,6 +340,32 @@ async def _open_shared_world(
             yield replace(world, env=env, listeners=shared.listeners, meter=shared.meter)
 
 
+@asynccontextmanager
+async def _open_postgres_world(
+    settings: Settings, clock: Clock, randomness: random.Random, role: str
+) -> AsyncGenerator[Runtime, None]:
+    with require_extra(settings):
+        from conveyor.bootstrap.postgres import open_postgres_runtime
+
+    mail, owner = single_writer_mailboxes(), ids.mint_ulid(clock.now(), randomness)
+    async with open_postgres_runtime(
+        settings,
+        clock=clock,
+        random=randomness,
+        owner=owner,
+        local=LocalSignals(mail.discovery.address, mail.streamer.address),
+        # Of a deployment with several processes, `conveyor init` migrates first.
+        migrates=role == "dev",
+    ) as shared:
+        # An API process has no worker, so its signals go to other processes.
+        signals = replace(shared.signals, local=None) if role == "api" else shared.signals
+        with build_runtime(settings, shared, clock, randomness, mail) as world:
+            await shared.check_secret(world.env.secret_box)
+            env = replace(world.env, process_id=owner, signals=signals)
+            await _learn_newest_ids(env)
+            yield replace(world, env=env, listeners=shared.listeners)
+
+
 async def _learn_newest_ids(env: Context) -> None:
     """Reads the newest ids. If the engine is unavailable now, the process starts without them."""
     try:
@@ -341,21 +377,26 @@ async def _learn_newest_ids(env: Context) -> None:
 async def create_resources(settings: Settings) -> Sequence[str]:
     """Creates the resources of a shared engine that do not exist. Returns the names of all of
     them."""
-    with require_aws_extra():
-        from conveyor.bootstrap.aws import create_aws_resources
+    clock, randomness = SystemClock(), random.SystemRandom()
+    with require_extra(settings):
+        if settings.engine == POSTGRES:
+            from conveyor.bootstrap.postgres import create_postgres_resources as create
+        else:
+            from conveyor.bootstrap.aws import create_aws_resources as create
 
-    return await create_aws_resources(settings, clock=SystemClock(), random=random.SystemRandom())
+    return await create(settings, clock=clock, random=randomness)
 
 
 @contextmanager
-def require_aws_extra() -> Iterator[None]:
-    """Turns a missing package into a message for the operator. The shared engine is imported only
+def require_extra(settings: Settings) -> Iterator[None]:
+    """Turns a missing package into a message for the operator. A shared engine is imported only
     when it is used, because an embedded installation does not have its packages."""
     try:
         yield
     except ModuleNotFoundError as error:
+        extra = settings.engine
         raise BadSettings(
-            f"CONVEYOR_ENGINE=aws needs {error.name}: pip install 'conveyor[aws]'"
+            f"CONVEYOR_ENGINE={extra} needs {error.name}: pip install 'conveyor[{extra}]'"
         ) from None
 
 
@@ -401,9 +442,10 @@ def _process_metrics(settings: Settings, env: Context) -> Metrics:
     ProcessCollector(registry=registry)
     metrics = make_metrics(registry)
     metrics.program.build_info.labels(__version__, env.config.build or "").set(1)
-    if settings.engine != AWS:
-        metrics.program.disk_free.set_function(lambda: shutil.disk_usage(settings.data_dir).free)
-        metrics.program.disk_size.set_function(lambda: shutil.disk_usage(settings.data_dir).total)
+    folder = settings.postgres.blob_dir if settings.engine in SHARED_ENGINES else settings.data_dir
+    if folder is not None:
+        metrics.program.disk_free.set_function(lambda: shutil.disk_usage(folder).free)
+        metrics.program.disk_size.set_function(lambda: shutil.disk_usage(folder).total)
     return metrics
 
 
@@ -439,12 +481,14 @@ def make_env(
             shard_count=settings.task_shard_count,
             max_inflight=settings.max_inflight,
             targets=targets if settings.gateway_url == DIRECT else None,
+            gateway=DIRECT_SUPPORT if settings.gateway_url == DIRECT else REMOTE_SUPPORT,
             has_gateway_key=has_key(settings.gateway_url),
             webhooks=targets,
             knows_costs=settings.gateway_url == DIRECT or settings.credit_micros is not None,
             body_days=settings.body_days,
             row_days=settings.row_days,
             build=settings.build,
+            shares_runs=settings.engine == AWS,
             measures_demand=settings.scaling is not None,
             quotas=settings.quotas,
             pace=_shared_pace(settings) if settings.engine == AWS else BatchingConfig(),

@@ -52,7 +52,7 @@ def limit_options(command: F) -> F:
         click.option(
             "--rate",
             type=click.FloatRange(limits.HOST_RATE_MIN, limits.HOST_RATE_MAX),
-            help="Pages of one host begun in a second.",
+            help="Pages of one host that start in a second.",
         ),
     )
     for option in reversed(options):

@@ -18,21 +18,24 @@ _COMMANDS = {
         "Scrape a list of URLs into a folder, without a server.",
     ),
     "dev": ("conveyor.cli.roles", "Run the service on this machine: API and worker in one."),
-    "api": ("conveyor.cli.roles", "Run the API alone, on the AWS engine."),
-    "worker": ("conveyor.cli.roles", "Run a worker on the AWS engine, or help a data's owner."),
-    "init": ("conveyor.cli.roles", "Make the table, bucket and queues of the AWS engine."),
+    "api": ("conveyor.cli.roles", "Run the API alone, on a shared engine."),
+    "worker": ("conveyor.cli.roles", "Run a worker on a shared engine, or help a data's owner."),
+    "init": ("conveyor.cli.roles", "Make the tables, bucket and queues of a shared engine."),
     "demo": ("conveyor.cli.demo", "Scrape a thousand pages of a bundled local site."),
     "jobs": ("conveyor.cli.jobs.commands", "Submit and manage jobs on a running server."),
-    "webhooks": ("conveyor.cli.webhooks", "Manage signing keys and try receivers out."),
+    "webhooks": ("conveyor.cli.jobs.webhook", "Manage signing keys and try receivers out."),
     "simulate": (
         "conveyor.cli.simulate",
         "Run the program from a seed, with faults, and check it.",
     ),
     "ps": ("conveyor.cli.ps", "Show what the processes of this data directory or table do."),
-    "check": ("conveyor.cli.check", "Report what this deployment lacks, and the remedy."),
+    "check": ("conveyor.cli.maintenance", "Report what this deployment lacks, and the remedy."),
     "health": ("conveyor.cli.health", "Check that the process in this container answers."),
-    "backup": ("conveyor.cli.backup", "Copy a data directory while it is in use, and verify it."),
-    "restore": ("conveyor.cli.backup", "Restore a data directory from a backup."),
+    "backup": (
+        "conveyor.cli.maintenance",
+        "Copy a data directory while it is in use, and verify it.",
+    ),
+    "restore": ("conveyor.cli.maintenance", "Restore a data directory from a backup."),
 }
 _EXTRAS = {"simulate": "simulate"}
 """Commands that come with packages of their own, and the extra that brings them."""

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.tree import Tree
 
 from actors.runtime import Node
-from conveyor.bootstrap.runtime import AWS, open_runtime
+from conveyor.bootstrap.runtime import SHARED_ENGINES, open_runtime
 from conveyor.cli.local_run import run_lines
 from conveyor.cli.progress import span
 from conveyor.cli.scrape.folder import STATE_NAME
@@ -38,7 +38,7 @@ def ps(settings: Settings, folder: Path | None, watch: bool, as_json: bool) -> N
     """Show what the process on this data directory, the workers of this table, or the scrape into
     FOLDER, are doing."""
     data_dir = settings.data_dir if folder is None else _data_dir_of(folder)
-    is_fleet = settings.engine == AWS and folder is None
+    is_fleet = settings.engine in SHARED_ENGINES and folder is None
     console = Console()
     is_first = True
     while is_first or watch:

@@ -17,13 +17,19 @@ import trio
 from actors.demand_reporter import DemandReporter
 from actors.runtime import Child, Strategy, Supervisor
 from conveyor.api.server.server import GRACE_S, HttpServer
-from conveyor.bootstrap.runtime import AWS, Runtime, create_resources, join_world, open_runtime
+from conveyor.bootstrap.runtime import (
+    SHARED_ENGINES,
+    Runtime,
+    create_resources,
+    join_world,
+    open_runtime,
+)
 from conveyor.cli.entry import set_deadline
 from conveyor.cli.local_run import inspection_child, shared_among
 from conveyor.cli.shutdown import STOP_S_MAX, cancel_on_signal, end_if_failed, run_command
 from conveyor.config import Settings
+from conveyor.logs import set_up_logging
 from conveyor.metrics_server import Monitor
-from conveyor.telemetry import set_up_logging
 
 # A stopping API serves this long after it reports that it is not ready. Load balancers check every
 # few seconds; requests that they still send here would otherwise be refused.
@@ -63,8 +69,8 @@ def dev(settings: Settings, processes: int, host: str | None, port: int | None) 
     style = settings.log or ("text" if sys.stderr.isatty() else "json")
     _set_up_logging(settings, style)
     refuse_taken_port(settings.host, settings.port)
-    if settings.engine == AWS and processes > 1:
-        raise click.ClickException("On the AWS engine more processes are more `conveyor worker`s.")
+    if settings.engine in SHARED_ENGINES and processes > 1:
+        raise click.ClickException("On a shared engine more processes are more `conveyor worker`s.")
     run_command(_run_dev, shared_among(settings, processes), processes)
 
 
@@ -80,7 +86,7 @@ async def _run_dev(settings: Settings, processes: int) -> None:
             is_proxy=world.origins().is_proxy,
         )
         # Only the owner of a data directory has a place for the snapshot of `conveyor ps`.
-        is_owner = settings.engine != AWS
+        is_owner = settings.engine not in SHARED_ENGINES
         supervisor: Supervisor = world.service(
             *([inspection_child(world, "dev", lambda: supervisor)] if is_owner else []),
             *world.helper_processes(processes - 1),
@@ -130,9 +136,10 @@ def refuse_taken_port(host: str, port: int, setting: str = "CONVEYOR_PORT") -> N
 def api(settings: Settings, host: str | None, port: int | None) -> None:
     """Run the API only. `conveyor worker` processes the tasks."""
     settings = at_address(settings, host, port)
-    if settings.engine != AWS:
+    if settings.engine not in SHARED_ENGINES:
         raise click.ClickException(
-            "An embedded engine has one owner: run `conveyor dev`, or set CONVEYOR_ENGINE=aws."
+            "An embedded engine has one owner: run `conveyor dev`, or set CONVEYOR_ENGINE=postgres "
+            "or CONVEYOR_ENGINE=aws."
         )
     _set_up_logging(settings, settings.log)
     refuse_taken_port(settings.host, settings.port)
@@ -183,7 +190,7 @@ def worker(settings: Settings) -> None:
     _set_up_logging(settings, settings.log)
     if settings.metrics_port is not None:
         refuse_taken_port(settings.host, settings.metrics_port, "CONVEYOR_METRICS_PORT")
-    run_command(_work if settings.engine == AWS else run_helper, settings)
+    run_command(_work if settings.engine in SHARED_ENGINES else run_helper, settings)
 
 
 async def _work(settings: Settings) -> None:
@@ -248,17 +255,18 @@ async def _cancel_at_end_of_input(scope: trio.CancelScope) -> None:
     scope.cancel(reason="the owner is gone")
 
 
-# `conveyor init`: creates the resources of the AWS engine that do not exist yet
+# `conveyor init`: creates the resources of a shared engine that do not exist yet
 # (docs/operations.md, Roles).
 
 
 @click.command()
 @click.pass_obj
 def init(settings: Settings) -> None:
-    """Create the table, the bucket and the queues. It is safe to repeat."""
-    if settings.engine != AWS:
+    """Create or update the tables, the bucket and the queues. It is safe to repeat."""
+    if settings.engine not in SHARED_ENGINES:
         raise click.ClickException(
-            "An embedded engine makes what it needs by itself: this is for CONVEYOR_ENGINE=aws."
+            "An embedded engine makes what it needs by itself: this is for "
+            "CONVEYOR_ENGINE=postgres and CONVEYOR_ENGINE=aws."
         )
     for line in trio.run(create_resources, settings):
         click.echo(f"ready: {line}")

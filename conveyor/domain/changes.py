@@ -348,9 +348,12 @@ class SettleChange(Change, frozen=True):
         # may decide about them.
         assert len(self.writes) == 2
         assert not self.effects
-        gate = self.count.guard
-        assert not self.count.values
-        assert gate == Guard(status_in=gate.status_in)
+        count = self.count
+        assert not count.values
+        gate = count.guard
+        assert not gate.equals
+        assert gate.lapsed is None
+        assert gate.at_least is None
 
     @property
     def flip(self) -> Update:

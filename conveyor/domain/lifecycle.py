@@ -215,7 +215,7 @@ def target(table: Table[Event, Status], event: Event) -> Status:
 
 
 def mermaid(table: Table[Event, Status]) -> str:
-    """Returns the table as a state diagram. SPEC.md 3.1 contains exactly this text."""
+    """Returns the table as a state diagram. docs/architecture.md contains exactly this text."""
     lines = ["stateDiagram-v2"]
     for event, (starts, end) in table.items():
         lines += [f"    {start} --> {end}: {event}" for start in sorted(starts)]

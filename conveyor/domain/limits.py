@@ -23,6 +23,7 @@ EMBEDDED_AT_ONCE_TASKS_MAX = 1_000  #: The same, on the embedded engine.
 CHUNK_TASKS = 1_000  #: Lines of one ingest step.
 TASK_SHARD_COUNT = 8  #: Default of `CONVEYOR_TASK_SHARD_COUNT`.
 TASK_SHARD_COUNT_MAX = 64  #: Shards of a job at most.
+PACK_WAIT_MS = 1_000  #: Default of `CONVEYOR_PACK_WAIT_MS`.
 MAX_INFLIGHT = 100  #: Default cap on parallel tasks of a job.
 MAX_INFLIGHT_MAX = 10_000  #: Parallel tasks of a job at most.
 CONCURRENCY = 200  #: Default of `CONVEYOR_CONCURRENCY`.
@@ -99,12 +100,18 @@ CLAIM_TTL_S = 50.0  #: Lifetime of a claim.
 HEARTBEAT_S = 10.0  #: Time between heartbeats.
 # The guarantees hold if the clocks of workers that share an engine differ by no more than this.
 CLOCK_SKEW_S = 5.0  #: Difference between workers' clocks that is tolerated.
-STATUS_TTL_S = 30.0  #: Lifetime of a worker's or a run's status report.
+STATUS_TTL_S = 30.0  #: Lifetime of a run's status report.
+# The runs of a killed worker are polled by others within LEASE_TTL_S: its report ends, and the
+# others read the reports every PRESENCE_S and scan the runs at once.
+PRESENCE_TTL_S = 20.0  #: Lifetime of a worker's report that it is alive.
+PRESENCE_S = 5.0  #: Time between two such reports, and between two reads of all of them.
 CACHED_COUNTERS_TTL_S = 1.0  #: Age of the counters that a GET of a live run may show.
 SCRAPE_DEADLINE_S = 180.0  #: Time that one fetch has.
 DRAIN_S = 90  #: Default and maximum of `CONVEYOR_DRAIN_S`.
 AWS_TIMEOUT_S = 10  #: Default of `CONVEYOR_AWS_TIMEOUT_S`.
 AWS_TIMEOUT_S_MAX = 60  #: The most that `CONVEYOR_AWS_TIMEOUT_S` may be.
+DATABASE_CONNECTIONS = 8  #: Default of `CONVEYOR_DATABASE_CONNECTIONS`.
+DATABASE_CONNECTIONS_MAX = 100  #: The most that `CONVEYOR_DATABASE_CONNECTIONS` may be.
 IDEMPOTENCY_CLAIM_S = 90.0  #: Time that a request holds its key.
 IDEMPOTENCY_RETRY_S = 2.0  #: Longest `Retry-After` while the first request is running.
 IDEMPOTENCY_TTL_S = 24 * 3600.0  #: Time that a response is replayed.
@@ -124,7 +131,11 @@ WEBHOOK_LOOKUP_S = 1.0  #: Time to resolve a webhook's host name.
 WEBHOOK_CLAIM_S = 60.0  #: Time that a notifier holds a delivery.
 WEBHOOK_GIVE_UP_S = 72 * 3600.0  #: Time for which a delivery is attempted.
 DELETION_CLAIM_S = 60.0  #: Time that a deletion pass has until it must show progress.
-SECOND_DELETION_PASS_S = SCRAPE_DEADLINE_S + CLAIM_TTL_S  #: Time between the two deletion passes.
-TOMBSTONE_TTL_S = 30 * 24 * 3600.0  #: Lifetime of a tombstone after the second pass.
+SECOND_DELETION_PASS_S = (
+    SCRAPE_DEADLINE_S + CLAIM_TTL_S
+)  #: Time between the first two deletion passes.
+TOMBSTONE_TTL_S = (
+    30 * 24 * 3600.0
+)  #: Time from the second deletion pass to the last, and lifetime of a tombstone.
 EVENT_TTL_S = 7 * 24 * 3600.0  #: Lifetime of an event.
 EVENT_HEARTBEAT_S = 15.0  #: Longest silence of an event stream.

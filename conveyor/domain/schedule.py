@@ -24,6 +24,10 @@ WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 # The search for the next day ends here. Between two 29 February there can be eight years, as around
 # 2100.
 _DAYS_AHEAD_MAX = 8 * 366
+# The next nominal times that a job shows, and the days in which the one after another is searched:
+# enough for every day of the month, and cheap where a list has hundreds of rare schedules.
+UPCOMING_MAX = 5
+_SHOWN_DAYS_AHEAD_MAX = 63
 
 
 class RateUnit(StrEnum):
@@ -142,8 +146,9 @@ def check_rule(rule: Rule) -> None:
             raise BadRule("cron", f"cron cannot be read: {error}.") from None
 
 
-def next_after(rule: Rule, instant: float) -> float | None:
-    """Returns the first nominal time after `instant`, or None if there is none."""
+def next_after(rule: Rule, instant: float, *, days_max: int = _DAYS_AHEAD_MAX) -> float | None:
+    """Returns the first nominal time after `instant`, or None if there is none within `days_max`
+    days."""
     match rule:
         case At():
             at = instant_of(_local(rule.at), rule.timezone)
@@ -154,21 +159,25 @@ def next_after(rule: Rule, instant: float) -> float | None:
             return rule.anchor_at + max(1, count) * period_s
         case Calendar():
             minutes = tuple(sorted({_minute_of(text) for text in rule.times_of_day}))
-            return _next_on_days(_days_of(rule), minutes, rule.timezone, instant)
+            return _next_on_days(_days_of(rule), minutes, rule.timezone, instant, days_max)
         case Cron():
             table = parse_cron(rule.cron)
-            return _next_on_days(table.matches, table.minutes, rule.timezone, instant)
+            return _next_on_days(table.matches, table.minutes, rule.timezone, instant, days_max)
         case _:
             assert_never(rule)
 
 
 def _next_on_days(
-    matches: Callable[[date], bool], minutes: tuple[int, ...], zone: str, instant: float
+    matches: Callable[[date], bool],
+    minutes: tuple[int, ...],
+    zone: str,
+    instant: float,
+    days_max: int,
 ) -> float | None:
     """Searches pairs of days, from yesterday on: a clock change may move a wall time to the next
     day, after other times of that day."""
     today = day_of(instant, zone)
-    for pair in pairwise(range(today - 1, today + _DAYS_AHEAD_MAX)):
+    for pair in pairwise(range(today - 1, today + days_max)):
         instants = [
             first
             for ordinal in pair
@@ -205,6 +214,19 @@ def upcoming(schedule: Schedule, now: float) -> float | None:
         is_waiting = schedule.status is ScheduleStatus.ACTIVE
         return schedule.next_fire_at if is_waiting else next_after(schedule.rule, now)
     return schedule.next_fire_at
+
+
+def upcoming_times(schedule: Schedule, now: float) -> list[float]:
+    """Returns the next nominal times, the first as `upcoming`. A time that is much later than the
+    one before it is left out, and those after it."""
+    times: list[float] = []
+    next_at = upcoming(schedule, now)
+    while next_at is not None and len(times) < UPCOMING_MAX:
+        times.append(next_at)
+        # What waits for a live run is in the past: the times that pass meanwhile are skipped.
+        after = max(next_at, now)
+        next_at = next_after(schedule.rule, after, days_max=_SHOWN_DAYS_AHEAD_MAX)
+    return times
 
 
 # Cron expressions: parses the five fields into sets of numbers

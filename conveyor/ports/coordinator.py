@@ -98,8 +98,9 @@ class Signals(Protocol):
       after `deadline_s` with a receipt that is not complete.
     """
 
-    async def run_changed(self, job_id: JobId, run_id: RunId) -> None:
-        """The run is new, paused, resumed or has new tasks: workers should read it now."""
+    async def run_changed(self, job_id: JobId, run_id: RunId, tasks: int = 0) -> None:
+        """The run is new, paused, resumed or has new tasks: workers should read it now. `tasks` is
+        how many tasks a run with new tasks has; as many workers are needed."""
 
     async def batch_opened(self, job_id: JobId, run_id: RunId) -> None:
         """A batch of the run is open and waits to be ingested."""

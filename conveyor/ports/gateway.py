@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 
 from conveyor.domain.budget import Price
-from conveyor.domain.model import FailureReason, Method, Problem, RunFailure
+from conveyor.domain.model import FailureReason, Problem, RunFailure
 from conveyor.domain.run.wait_reason import WaitReason
 
 
@@ -41,11 +41,12 @@ class ScrapeRequest(msgspec.Struct, frozen=True, kw_only=True):
     `auth` is the caller's API key, for gateways that need one. `identity` names the task and the
     attempt: the same request sent twice has the same identity. `partition` names the caller:
     requests of two callers share no connection, no session and no quota. With `memory`, a body
-    counts as in memory until the caller releases it; without, until the call ends.
+    counts as in memory until the caller releases it; without, until the call ends. Every gateway
+    takes the methods of `Method`. A direct fetch also takes the other methods of the HTTP client.
     """
 
     url: str
-    method: Method
+    method: str
     params: Mapping[str, str]
     headers: Mapping[str, str]
     body: bytes | None

@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 
 from conveyor.domain.model import Webhook
-from conveyor.domain.webhook.signature import Secret
+from conveyor.domain.webhook import Secret
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -197,6 +197,8 @@ class JobResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     schedule: JobSchedule | None = None  #: The schedule of a scheduled job.
     schedule_state: ScheduleStatus | None = None  #: Whether the schedule is paused.
     next_scheduled_run: Instant | None = None  #: When the schedule starts the next run.
+    #: The next nominal times, at most five; the first is `next_scheduled_run`.
+    next_scheduled_runs: list[Instant] = []
     skipped_fires: list[SkippedFires] = []  #: The latest nominal times without a run.
     latest_run: RunResponse | None = None  #: The newest run; a new scheduled job has none.
     budget: BudgetInput | None = None  #: The most that each run may spend.

@@ -32,7 +32,7 @@ from conveyor.domain.model import (
 )
 from conveyor.domain.run.series import Bucket
 from conveyor.domain.run.wait_reason import Waiting
-from conveyor.domain.schedule import Schedule, Skip, upcoming
+from conveyor.domain.schedule import Schedule, Skip, upcoming_times
 from conveyor.schemas.requests import BudgetInput, HostLimitInput, HostLimitsInput
 from conveyor.schemas.responses import (
     BudgetResponse,
@@ -187,14 +187,15 @@ def job_view(job: Job, latest_run: RunResponse | None) -> JobResponse:
 
 
 def scheduled_view(view: JobResponse, schedule: Schedule, now: float) -> JobResponse:
-    """Adds the schedule and the next nominal time to a job."""
-    next_at = upcoming(schedule, now)
+    """Adds the schedule and the next nominal times to a job."""
+    times = [instant(at) for at in upcoming_times(schedule, now)]
     return msgspec.structs.replace(
         view,
         updated_at=max(view.updated_at, instant(schedule.updated_at)),
         schedule=schedule_view(schedule),
         schedule_state=schedule.status,
-        next_scheduled_run=None if next_at is None else instant(next_at),
+        next_scheduled_run=times[0] if times else None,
+        next_scheduled_runs=times,
         skipped_fires=[_skip_view(skip) for skip in schedule.skips],
     )
 

@@ -7,6 +7,8 @@ with Client("http://127.0.0.1:8080", "my-key") as client:
     client.wait(job.job_id)
     for result in client.results(job.job_id):
         print(result.url, result.status)
+
+AsyncioClient and TrioClient have the same methods as coroutines and asynchronous generators.
 """
 
 from __future__ import annotations
@@ -55,6 +57,7 @@ from conveyor.schemas.schedule import (
     RateInput,
     Weekly,
 )
+from conveyor.sdk.asyncio_client import AsyncioClient
 from conveyor.sdk.client import Client
 from conveyor.sdk.downloads import Downloaded
 from conveyor.sdk.errors import ApiError, BadId, InvalidTask, RetryPolicy, SdkError, Unreachable
@@ -63,6 +66,7 @@ from conveyor.sdk.trio_client import TrioClient
 __all__ = [
     "AddTasksResponse",
     "ApiError",
+    "AsyncioClient",
     "AuditResponse",
     "BadId",
     "BudgetInput",

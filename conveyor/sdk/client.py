@@ -13,8 +13,6 @@ from conveyor.domain.lifecycle import EXPORT_UNDONE
 from conveyor.schemas.requests import (
     BudgetInput,
     CreateJobInputRequest,
-    SubmitJobRequest,
-    TaskInput,
     WebhookInput,
 )
 from conveyor.schemas.responses import (
@@ -43,7 +41,7 @@ from conveyor.sdk import operations
 from conveyor.sdk.connection import Connection
 from conveyor.sdk.downloads import Downloaded
 from conveyor.sdk.errors import ApiError, PollBackoff, SdkError, run_of
-from conveyor.sdk.operations import Choice
+from conveyor.sdk.operations import Choice, JobLike, TaskLike
 
 # Rows of one page: larger pages need fewer requests and more memory.
 JOBS_PAGE = 100
@@ -62,13 +60,14 @@ class Client(Connection):
     One client may be shared among tasks or threads.
     """
 
-    def submit(
-        self, job: SubmitJobRequest | Iterable[str], *, idempotency_key: str | None = None
-    ) -> SubmitJobResponse:
-        """Submits a job, or a list of URLs as a job."""
+    def submit(self, job: JobLike, *, idempotency_key: str | None = None) -> SubmitJobResponse:
+        """Submits a job: a list of URLs or tasks, one URL, or all fields of a job.
+
+        Tasks and jobs may be structs or dicts. Raises ValueError for what is neither.
+        """
         return self._ask(operations.submit(job), idempotency_key)
 
-    def preview(self, job: SubmitJobRequest | Iterable[str]) -> SubmitDryRunResponse:
+    def preview(self, job: JobLike) -> SubmitDryRunResponse:
         """Returns the effect and the cost of a submit. The server creates nothing."""
         return self._ask(operations.preview(job))
 
@@ -84,7 +83,7 @@ class Client(Connection):
     def add_tasks(
         self,
         job_id: str,
-        tasks: Iterable[str | TaskInput],
+        tasks: TaskLike | Iterable[TaskLike],
         *,
         last: bool = False,
         idempotency_key: str | None = None,

@@ -55,7 +55,7 @@ class Connection:
         self._http = httpx.Client(
             timeout=timeout_s,
             headers={"Accept-Encoding": "identity", "User-Agent": "conveyor-sdk"},
-            trust_env=not _is_loopback(self.base_url),
+            trust_env=not is_loopback(self.base_url),
         )
 
     def __enter__(self) -> Self:
@@ -207,7 +207,7 @@ def check_key(text: str) -> str:
     return text
 
 
-def _is_loopback(url: str) -> bool:
+def is_loopback(url: str) -> bool:
     """Whether the URL names this machine, which no proxy of the environment can reach."""
     host = httpx.URL(url).host
     try:

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from conveyor.schemas.requests import (
     BudgetInput,
@@ -49,6 +50,10 @@ from conveyor.schemas.schedule import JobSchedule, UpdateScheduleStateRequest
 from conveyor.sdk.errors import UNEXPECTED, ApiError, BadId, error_from
 
 T = TypeVar("T")
+# A line of a list: a URL, or a task as a struct or as a dict with the same fields.
+TaskLike = str | TaskInput | Mapping[str, Any]
+# A job as a struct or as a dict with the same fields, or its list, or its one URL.
+JobLike = SubmitJobRequest | TaskLike | Iterable[TaskLike]
 
 _DRY = {"dry_run": "true"}
 _REDIRECT = {"redirect": "true"}
@@ -96,22 +101,21 @@ class Call(Generic[T]):
             ) from None
 
 
-def submit(job: SubmitJobRequest | Iterable[str]) -> Call[SubmitJobResponse]:
-    if not isinstance(job, SubmitJobRequest):
-        job = SubmitJobRequest(tasks=tasks_of(job))
+def submit(job: JobLike) -> Call[SubmitJobResponse]:
+    job = _job_of(job)
     body = _lean(job)
     if job.tasks is not None:
         body["tasks"] = [_lean(task) for task in job.tasks]
     return Call("POST", "/v1/jobs", SubmitJobResponse, body=msgspec.json.encode(body))
 
 
-def preview(job: SubmitJobRequest | Iterable[str]) -> Call[SubmitDryRunResponse]:
+def preview(job: JobLike) -> Call[SubmitDryRunResponse]:
     real = submit(job)
     return Call(real.method, real.path, SubmitDryRunResponse, _DRY, real.body)
 
 
 def add_tasks(
-    job_id: str, tasks: Iterable[str | TaskInput], *, last: bool
+    job_id: str, tasks: TaskLike | Iterable[TaskLike], *, last: bool
 ) -> Call[AddTasksResponse]:
     body = {"tasks": [_lean(task) for task in tasks_of(tasks)], "last_batch": last}
     path = _path(job_id, "tasks")
@@ -280,8 +284,35 @@ def get_export_content(job_id: str, run_id: str, export_id: str) -> Call[None]:
     return Call("GET", path, type(None), _REDIRECT)
 
 
-def tasks_of(tasks: Iterable[str | TaskInput]) -> list[TaskInput]:
-    return [TaskInput(url=task) if isinstance(task, str) else task for task in tasks]
+def tasks_of(tasks: TaskLike | Iterable[TaskLike]) -> list[TaskInput]:
+    """Raises ValueError for what is no task. A lone URL is one task, not a list of characters."""
+    if isinstance(tasks, (str, TaskInput, Mapping)):
+        tasks = (tasks,)
+    return [_task_of(task) for task in tasks]
+
+
+def _task_of(task: TaskLike) -> TaskInput:
+    if isinstance(task, str):
+        return TaskInput(url=task)
+    return task if isinstance(task, TaskInput) else _from_dict(task, TaskInput)
+
+
+def _job_of(job: JobLike) -> SubmitJobRequest:
+    if isinstance(job, SubmitJobRequest):
+        return job
+    if isinstance(job, Mapping) and "url" not in job:
+        fields = {name: value for name, value in job.items() if name != "tasks"}
+        lines = job.get("tasks")
+        request = _from_dict(fields, SubmitJobRequest)
+        return request if lines is None else replace(request, tasks=tasks_of(lines))
+    return SubmitJobRequest(tasks=tasks_of(job))
+
+
+def _from_dict(fields: Mapping[str, Any], kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(msgspec.json.encode(dict(fields)), type=kind)
+    except (msgspec.MsgspecError, TypeError) as error:
+        raise ValueError(f"This is no {kind.__name__}: {error}") from None
 
 
 def _path(job_id: str, *rest: str) -> str:

@@ -1,7 +1,8 @@
 """The client for Trio: one method for each operation of the API.
 
-`make docs` writes client.py, the synchronous client, from this file (tests/tidy/sync_client.py).
-The two connections have the same methods, so this file names nothing of Trio but its own classes.
+`make docs` writes client.py, the synchronous client, and asyncio_client.py from this file
+(tests/tidy/other_clients.py). The connections have the same methods, so this file names nothing of
+Trio but its own classes.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ from conveyor.domain.lifecycle import EXPORT_UNDONE
 from conveyor.schemas.requests import (
     BudgetInput,
     CreateJobInputRequest,
-    SubmitJobRequest,
-    TaskInput,
     WebhookInput,
 )
 from conveyor.schemas.responses import (
@@ -43,7 +42,7 @@ from conveyor.schemas.schedule import JobSchedule
 from conveyor.sdk import operations
 from conveyor.sdk.downloads import Downloaded
 from conveyor.sdk.errors import ApiError, PollBackoff, SdkError, run_of
-from conveyor.sdk.operations import Choice
+from conveyor.sdk.operations import Choice, JobLike, TaskLike
 from conveyor.sdk.trio_connection import TrioConnection
 
 # Rows of one page: larger pages need fewer requests and more memory.
@@ -64,12 +63,15 @@ class TrioClient(TrioConnection):
     """
 
     async def submit(
-        self, job: SubmitJobRequest | Iterable[str], *, idempotency_key: str | None = None
+        self, job: JobLike, *, idempotency_key: str | None = None
     ) -> SubmitJobResponse:
-        """Submits a job, or a list of URLs as a job."""
+        """Submits a job: a list of URLs or tasks, one URL, or all fields of a job.
+
+        Tasks and jobs may be structs or dicts. Raises ValueError for what is neither.
+        """
         return await self._ask(operations.submit(job), idempotency_key)
 
-    async def preview(self, job: SubmitJobRequest | Iterable[str]) -> SubmitDryRunResponse:
+    async def preview(self, job: JobLike) -> SubmitDryRunResponse:
         """Returns the effect and the cost of a submit. The server creates nothing."""
         return await self._ask(operations.preview(job))
 
@@ -87,7 +89,7 @@ class TrioClient(TrioConnection):
     async def add_tasks(
         self,
         job_id: str,
-        tasks: Iterable[str | TaskInput],
+        tasks: TaskLike | Iterable[TaskLike],
         *,
         last: bool = False,
         idempotency_key: str | None = None,

@@ -239,6 +239,7 @@ class Process:
             at_once_max=options.at_once_max,
             chunk_tasks=options.chunk_tasks,
             cadence=_cadence(options),
+            shares_runs=not stage.backend.is_one_machine,
             pace=replace(
                 env.config.pace,
                 receive_max=options.receive_max,
@@ -309,14 +310,14 @@ class Process:
             if process is not self and process.works and process.mail is not None
         ]
 
-    async def _tell(self, job_id: JobId, run_id: RunId) -> None:
+    async def _tell(self, job_id: JobId, run_id: RunId, tasks: int) -> None:
         """Word gets around, though not to everybody."""
         await trio.sleep(self.random.uniform(0.0, 0.05))
         for process in self._others():
             if process.mail is not None and self._is_heard():
                 mail = process.mail
                 signals = LocalSignals(mail.discovery.address, mail.streamer.address)
-                await signals.run_changed(job_id, run_id)
+                await signals.run_changed(job_id, run_id, tasks)
 
     def _is_heard(self) -> bool:
         """Where the time of jobs is measured nobody waits for the next look instead."""

@@ -90,7 +90,7 @@ class Report:
 def simulate(options: Options) -> Report:
     """Runs one seed, here and now."""
     odd = [setting(f"conveyor.domain.limits:{name}", s) for name, s in options.limits.items()]
-    odd.append(setting("conveyor.domain.backpressure.permits:IDLE_S_MAX", IDLE_S_MAX))
+    odd.append(setting("conveyor.domain.timing:IDLE_S_MAX", IDLE_S_MAX))
     with _scratch(options) as data_dir, _quiet() as logs, combined(*odd)():
         return deterministic_trio.run(options.seed, _Simulation(options, data_dir, logs).run)
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from conveyor.domain.errors import InvalidTasks, Refused
-from conveyor.ui.client import LocalClient
-from conveyor.ui.pages import load_run
+from conveyor.ui.client import LocalClient, RepeatedRefusal
+from conveyor.ui.pages import load_run, new_job_values
 from conveyor.ui.visit import Page, Redirect, Visit
 
 _NEW_JOB = "new_job.html"
 # Fields of the form that are numbers in the API.
 _NUMBERS = ("max_inflight", "max_attempts", "priority", "result_ttl_days")
+
+# Refusals that name invalid lines of a list.
+_ABOUT_LINES = (InvalidTasks, RepeatedRefusal)
 
 
 async def pause(visit: Visit) -> Redirect:
@@ -146,19 +149,19 @@ async def set_schedule_state(visit: Visit) -> Redirect:
 async def submit_job(visit: Visit) -> Page | Redirect:
     """Checks the list with a dry run, or submits it. A refusal shows the form again."""
     client = visit.own()
+    values = new_job_values(visit)
     filled = {name: values[0] for name, values in visit.form.items() if name != "token"}
     filled["urls"] = _urls_from(visit)
+    values["filled"] = filled
     try:
         body = _job_from(visit, filled["urls"])
         if visit.field("do") == "submit":
             return await _submit(client, body, visit.field("once"))
         checked = await client.do("submitJob", body=body, dry_run="true")
-    except InvalidTasks as error:
-        values = {"filled": filled, "checked": None, "error": error, "lines": error.invalid_tasks}
-        return Page(_NEW_JOB, values, error.status)
     except Refused as error:
-        return Page(_NEW_JOB, {"filled": filled, "checked": None, "error": error}, error.status)
-    return Page(_NEW_JOB, {"filled": filled, "checked": checked, "error": None})
+        lines = error.invalid_tasks if isinstance(error, _ABOUT_LINES) else ()
+        return Page(_NEW_JOB, {**values, "error": error, "lines": lines}, error.status)
+    return Page(_NEW_JOB, {**values, "checked": checked})
 
 
 async def _submit(client: LocalClient, body: dict[str, Any], once: str) -> Redirect:

@@ -18,7 +18,7 @@ from conveyor.schemas.responses import SeriesBucket
 _MINUTE_S = 60.0
 # More columns than this are too narrow on a phone.
 COLUMNS_MAX = 60
-# With fewer columns the bars would be as wide as the page.
+# With fewer columns the bars would be as wide as the page, so they stand apart.
 _COLUMNS_MIN = 12
 # Rows of the table beside the chart: a reader listens to all of them.
 _ROWS_MAX = 12
@@ -85,8 +85,8 @@ class Chart:
 
     def _path(self, extent: Callable[[Column], tuple[float, float]]) -> str:
         """Draws a bar for each column, from the first to the second value, in WIDTH by HEIGHT."""
-        step = WIDTH / max(len(self.columns), _COLUMNS_MIN)
-        width = round(step * 0.8)
+        step = WIDTH / max(1, len(self.columns))
+        width = round(0.8 * min(step, WIDTH / _COLUMNS_MIN))
         bars: list[str] = []
         for number, column in enumerate(self.columns):
             low, high = (
@@ -94,7 +94,8 @@ class Chart:
                 for value in extent(column)
             )
             if low > high:
-                bars.append(f"M{round(number * step)} {low}V{high}h{width}V{low}z")
+                left = round((number + 0.5) * step - width / 2)
+                bars.append(f"M{left} {low}V{high}h{width}V{low}z")
         return "".join(bars)
 
     @property

@@ -17,6 +17,7 @@ from conveyor.api.server.problem import OutOfTime, refusal_body
 from conveyor.api.server.request import Api, Download, RequestContext, Response, Sent
 from conveyor.domain import idempotency
 from conveyor.domain.errors import Refused
+from conveyor.schemas.responses import ProblemResponse
 from conveyor.usecases.idempotency import StoredResponse, run_once_per_key
 
 _OPERATIONS: dict[str, Route] = {route.name: route for route in ROUTES}
@@ -106,9 +107,11 @@ class LocalClient:
 class RepeatedRefusal(Refused):
     """A refusal that was stored under the `once` of a form."""
 
-    def __init__(self, status: int, detail: str) -> None:
-        super().__init__(detail)
-        self.status = status
+    def __init__(self, problem: ProblemResponse) -> None:
+        super().__init__(problem.detail or problem.title)
+        self.status = problem.status
+        self.title = problem.title
+        self.invalid_tasks = tuple(problem.invalid_tasks)
 
 
 def _refusal(refusal: Refused) -> StoredResponse:
@@ -117,7 +120,6 @@ def _refusal(refusal: Refused) -> StoredResponse:
 
 def _decode(route: Route, reply: Response) -> Any:
     if reply.status >= 400:
-        problem = msgspec.json.decode(reply.content)
-        raise RepeatedRefusal(reply.status, problem.get("detail") or problem["title"])
+        raise RepeatedRefusal(msgspec.json.decode(reply.content, type=ProblemResponse))
     kind = route.answers.get(reply.status)
     return msgspec.json.decode(reply.content, type=kind) if isinstance(kind, type) else None

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from operator import attrgetter
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from conveyor.api.server.request import Download, Response
+from conveyor.domain import limits
 from conveyor.domain.errors import NotFound
 from conveyor.domain.ids import CallerId
-from conveyor.domain.lifecycle import RUN_LIVE, RUN_VISIBLE
+from conveyor.domain.lifecycle import RUN_LIVE, RUN_VISIBLE, SCHEDULE_FIRES
 from conveyor.domain.model import Run
-from conveyor.domain.queries import RunsIn
+from conveyor.domain.queries import DueSchedules, RunsIn
+from conveyor.domain.schedule import ScheduleStatus
 from conveyor.domain.submit.target import host_of
 from conveyor.schemas.responses import JobResponse, RunResponse, SeriesBucket
 from conveyor.schemas.views import instant
 from conveyor.ui.chart import Chart, make_chart, seconds_of
 from conveyor.ui.client import LocalClient
 from conveyor.ui.render import PREVIEW_HEADERS
-from conveyor.ui.system import engine_calls, tree_lines, workers
+from conveyor.ui.system import disk, engine_calls, tree_lines, workers
 from conveyor.ui.visit import Page, Redirect, Visit
 
 # The start of a body that the preview shows. A browser lays out a longer page for seconds.
@@ -30,14 +35,18 @@ TASKS_SHOWN = 50
 # Operators see the runs of all callers that changed within this time, so many of them.
 _RECENT_S = 7 * 24 * 3600.0
 _RECENT_RUNS_MAX = 2_000
+# Operators see the schedules of all callers that trigger within ten years: all of them.
+_SCHEDULES_AHEAD_S = 10 * 366 * 24 * 3600.0
 _LIVE = "running,pending"
-# The chart of the overview.
+# The most hours that the chart of the overview shows.
 CHART_HOURS = 3
 # Runs that last less than this have at most one sample, which would not show in the chart.
 _UNSAMPLED_S = 120.0
 # Failed tasks that are read to count them by host, and the hosts that are shown.
 _FAILED_READ_MAX = 500
 _HOSTS_SHOWN = 6
+# Jobs of a caller whose stored pages are summed up for the System page.
+_STORED_JOBS_READ = 50
 _ULID = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}\Z")
 
 JOB_FILTERS = {
@@ -53,8 +62,10 @@ async def overview(visit: Visit) -> Page:
     live = await _live_jobs(visit)
     runs = [job.latest_run for job in live if job.latest_run is not None]
     waiting = [run for run in runs if run.stats.pending + run.stats.retrying]
-    recent = await _recent_jobs(visit, JOBS_SHOWN)
-    chart = await _chart_of_last_hours(visit, [*live, *recent])
+    recent = await latest_jobs(visit, JOBS_SHOWN)
+    charted_jobs = [*live, *recent]
+    hours = _hours_for(visit, charted_jobs)
+    chart = await _chart_of_last_hours(visit, charted_jobs, hours)
     staff = await workers(visit.env)
     values = {
         "live": live,
@@ -64,18 +75,25 @@ async def overview(visit: Visit) -> Page:
         "inflight": sum(run.stats.inflight for run in runs),
         "oldest": min((run.created_at for run in waiting), default=None),
         "chart": chart,
-        "hours": CHART_HOURS,
+        "period": "hour" if hours == 1 else f"{hours} hours",
         "sum": chart.sum,
-        "slots": sum(worker.capacity for worker in staff),
+        "slots": sum(worker.usable_slots for worker in staff),
         "busy": sum(worker.inflight for worker in staff),
     }
     return Page("overview.html", values)
 
 
-async def _chart_of_last_hours(visit: Visit, jobs: Iterable[JobResponse]) -> Chart:
+def _hours_for(visit: Visit, jobs: Iterable[JobResponse]) -> int:
+    """The hours that the chart shows: one while no run is older, so that it is not empty."""
+    began_at = [seconds_of(job.latest_run.created_at) for job in jobs if job.latest_run]
+    is_young = visit.env.now() - min(began_at, default=-math.inf) < 3600.0
+    return 1 if is_young else CHART_HOURS
+
+
+async def _chart_of_last_hours(visit: Visit, jobs: Iterable[JobResponse], hours: int) -> Chart:
     """What ended in the last hours in the latest runs of these jobs."""
     now = visit.env.now()
-    since = now - CHART_HOURS * 3600.0
+    since = now - hours * 3600.0
     buckets: list[SeriesBucket] = []
     for run in {job.latest_run.run_id: job.latest_run for job in jobs if job.latest_run}.values():
         begins = seconds_of(run.created_at)
@@ -128,7 +146,7 @@ async def _find_jobs(
 ) -> tuple[Sequence[JobResponse], str | None]:
     client = _list_client(visit)
     if client is None:
-        return _filtered(await _recent_jobs(visit, _RECENT_RUNS_MAX), text, chosen), None
+        return _filtered(await latest_jobs(visit, JOBS_SHOWN), text, chosen), None
     limit, cursor = str(JOBS_SHOWN), visit.query.get("cursor")
     choices: dict[str, dict[str, str]] = {
         "": {},
@@ -193,11 +211,13 @@ async def _live_jobs(visit: Visit) -> list[JobResponse]:
     return live_jobs
 
 
-async def _recent_jobs(visit: Visit, count: int) -> list[JobResponse]:
+async def latest_jobs(visit: Visit, count: int) -> list[JobResponse]:
+    """The latest jobs of the caller. Operators get those of all callers, fewer at most, because
+    each is read by itself."""
     if visit.viewer.is_operator:
         runs = await _runs(visit, RUN_VISIBLE, visit.env.now() - _RECENT_S)
         return await _jobs_of_runs(visit, runs, min(count, JOBS_SHOWN))
-    page = await visit.own().get("listJobs", limit=str(min(count, JOBS_SHOWN)))
+    page = await visit.own().get("listJobs", limit=str(count))
     recent_jobs: list[JobResponse] = page.jobs
     return recent_jobs
 
@@ -393,7 +413,17 @@ async def content(visit: Visit) -> Response | Download:
 async def new_job(visit: Visit) -> Page:
     visit.viewer.require_change()
     visit.own()
-    return Page("new_job.html", {"filled": {}, "checked": None, "error": None})
+    return Page("new_job.html", new_job_values(visit))
+
+
+def new_job_values(visit: Visit) -> dict[str, Any]:
+    """The empty form, with what holds for its empty fields."""
+    usual = {
+        "max_inflight": visit.env.config.max_inflight,
+        "max_attempts": limits.MAX_ATTEMPTS,
+        "result_ttl_days": min(limits.RESULT_TTL_DAYS, visit.env.config.body_days),
+    }
+    return {"filled": {}, "checked": None, "error": None, "usual": usual}
 
 
 async def confirm_delete_job(visit: Visit) -> Page:
@@ -411,17 +441,31 @@ async def schedules(visit: Visit) -> Page:
     client = _list_client(visit)
     if client is None and visit.viewer.principal is not None:
         client = visit.own()
+    done = visit.query.get("done", "")
     if client is None:
-        scheduled_jobs = [
-            job for job in await _recent_jobs(visit, _RECENT_RUNS_MAX) if job.schedule
-        ]
-        return Page("schedules.html", {"jobs": scheduled_jobs, "more": None, "done": ""})
+        jobs = await _scheduled_jobs(visit)
+        return Page("schedules.html", {"jobs": jobs, "more": None, "done": done})
     page = await client.get(
         "listJobs", type="scheduled", limit="50", cursor=visit.query.get("cursor")
     )
     more = _with(visit, "/ui/schedules", cursor=page.next_cursor) if page.next_cursor else None
-    values = {"jobs": page.jobs, "more": more, "done": visit.query.get("done", "")}
-    return Page("schedules.html", values)
+    return Page("schedules.html", {"jobs": page.jobs, "more": more, "done": done})
+
+
+async def _scheduled_jobs(visit: Visit) -> list[JobResponse]:
+    """Scheduled jobs of all callers: those that run next, and those that ran lately and are
+    paused now. Only operators get here."""
+    assert visit.viewer.is_operator
+    due_by = visit.env.now() + _SCHEDULES_AHEAD_S
+    query = DueSchedules(statuses=SCHEDULE_FIRES, due_by=due_by, limit=JOBS_SHOWN)
+    jobs: list[JobResponse] = []
+    for schedule in await visit.env.store.find(query):
+        with suppress(NotFound):  # Deleted since.
+            client = await visit.client_for(schedule.job_id)
+            jobs.append(await client.get("getJob", {"job_id": schedule.job_id}))
+    paused = ScheduleStatus.PAUSED
+    recent = await latest_jobs(visit, JOBS_SHOWN)
+    return jobs + [job for job in recent if job.schedule_state is paused]
 
 
 async def system(visit: Visit) -> Page:
@@ -434,21 +478,44 @@ async def system(visit: Visit) -> Page:
         "quotas": usage,
         "tree": None,
         "engine": None,
-        "stored": [],
+        "disk": None,
+        "stored": [] if visit.is_update else await _stored_jobs(visit),
         "engine_name": visit.system.engine,
     }
     if is_operator:
         tree = visit.system.tree
         values["tree"] = None if tree is None else list(tree_lines(tree()))
         values["engine"] = engine_calls(visit.api.metrics.registry)
-    recent = await _recent_jobs(visit, JOBS_SHOWN)
-    stored = [job for job in recent if job.latest_run and job.latest_run.stats.stored_bytes]
-    values["stored"] = sorted(stored, key=_stored_bytes, reverse=True)
+        values["disk"] = disk(visit.api.metrics.registry)
     return Page("system.html", values)
 
 
-def _stored_bytes(job: JobResponse) -> int:
-    return job.latest_run.stats.stored_bytes if job.latest_run else 0
+class StoredPages(NamedTuple):
+    """What the runs of a job have stored and not lost to expiry."""
+
+    job: JobResponse
+    bytes: int
+    runs: int
+
+
+async def _stored_jobs(visit: Visit) -> list[StoredPages]:
+    """The latest jobs with stored pages, the largest first."""
+    jobs = await latest_jobs(visit, _STORED_JOBS_READ)
+    stored = [await _stored_pages(visit, job) for job in jobs if job.latest_run]
+    return sorted((row for row in stored if row.bytes), key=attrgetter("bytes"), reverse=True)
+
+
+async def _stored_pages(visit: Visit, job: JobResponse) -> StoredPages:
+    assert job.latest_run is not None
+    runs = [job.latest_run]
+    if job.latest_run.run_sequence > 1:
+        client = await visit.client_for(job.job_id)
+        runs = (await client.get("listJobRuns", {"job_id": job.job_id}, limit="100")).runs
+    now = instant(visit.env.now())
+    current_runs = [
+        run for run in runs if run.results_expire_at is None or run.results_expire_at > now
+    ]
+    return StoredPages(job, sum(run.stats.stored_bytes for run in current_runs), len(current_runs))
 
 
 def _with(visit: Visit, path: str, **more: str | None) -> str:

@@ -13,10 +13,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from jinja2 import Environment, Template
 
 import conveyor
-from conveyor.ui.words import EVENTS, FAILURES, REMEDIES, explain_wait
+from conveyor.api.server.docs_page import make_environment
+from conveyor.logs import redact
+from conveyor.schemas.views import instant
+from conveyor.ui.access import Viewer
+from conveyor.ui.words import EVENTS, FAILURES, REMEDIES, SKIPS, explain_wait
 
 _HERE = Path(__file__).parent
 STATIC = _HERE / "static"
@@ -57,14 +61,7 @@ _SIZES = ("B", "kB", "MB", "GB", "TB")
 
 @cache
 def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(_HERE / "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        auto_reload=False,
-    )
+    environment = make_environment(_HERE / "templates")
     environment.filters |= {
         "number": number,
         "duration": duration,
@@ -76,6 +73,9 @@ def _environment() -> Environment:
         "percent": percent,
         "money": money,
         "sentence": sentence,
+        "instant": instant,
+        "receiver": receiver,
+        "delivery_error": delivery_error,
     }
     environment.globals |= {
         "version": conveyor.__version__,
@@ -83,6 +83,7 @@ def _environment() -> Environment:
         "EVENTS": EVENTS,
         "FAILURES": FAILURES,
         "REMEDIES": REMEDIES,
+        "SKIPS": SKIPS,
     }
     return environment
 
@@ -179,6 +180,19 @@ def took(started: str, ended: str) -> str:
 def sentence(text: str) -> str:
     """A detail of the API as a sentence."""
     return f"{text[:1].upper()}{text[1:].rstrip('.')}."
+
+
+def receiver(url: str, viewer: Viewer) -> str:
+    """The URL of a receiver. Its query may contain a token, which operators do not see."""
+    return redact(url) if viewer.is_operator and viewer.principal is None else url
+
+
+def delivery_error(code: str) -> str:
+    """The error of a delivery in words: of `http_5xx:500`, `transport_error:...` or `timeout`."""
+    kind, _, detail = code.partition(":")
+    if kind.startswith("http_"):
+        return f"answered {detail}"
+    return detail if kind == "transport_error" and detail else code.replace("_", " ")
 
 
 def short(text: str, length: int = 60) -> str:

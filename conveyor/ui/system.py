@@ -44,6 +44,14 @@ async def workers(env: Context) -> list[WorkerReport]:
     return [_PRESENCE.decode(text) for text in await env.coordinator.list_status(WORKERS)]
 
 
+def disk(registry: CollectorRegistry) -> dict[str, float] | None:
+    """The free bytes and the size of the disk of the data directory, if this process has one."""
+    free, size = (
+        registry.get_sample_value(f"conveyor_disk_{name}_bytes") for name in ("free", "size")
+    )
+    return {"free": free or 0.0, "size": size} if size else None
+
+
 def engine_calls(registry: CollectorRegistry) -> dict[str, Any]:
     """The calls of a shared engine by name, and their price; empty for an embedded engine."""
     calls: dict[str, float] = {}

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from conveyor.domain.errors import NotFound
+from conveyor.schemas.responses import DeliveryResponse, JobResponse
 from conveyor.ui.access import Forbidden
 from conveyor.ui.client import LocalClient
+from conveyor.ui.pages import latest_jobs
 from conveyor.ui.visit import Page, Redirect, Visit
 
-_JOBS_SHOWN = 100
+_JOBS_READ = 100
+# Each receiver costs a query for its latest delivery.
+_RECEIVERS_SHOWN = 15
 _TEMPLATE = "webhooks.html"
 
 
@@ -21,7 +25,7 @@ async def _values(visit: Visit) -> dict[str, Any]:
     """The page without the result of a form."""
     job_id = visit.query.get("job", "").strip()
     values: dict[str, Any] = {
-        "jobs": [],
+        "receivers": [] if visit.is_update else await _receivers(visit),
         "job": None,
         "deliveries": None,
         "keys": None,
@@ -30,10 +34,7 @@ async def _values(visit: Visit) -> dict[str, Any]:
         "done": visit.query.get("done", ""),
     }
     if visit.viewer.principal is not None:
-        own = visit.own()
-        page = await own.get("listJobs", limit=str(_JOBS_SHOWN))
-        values["jobs"] = [job for job in page.jobs if job.webhook is not None]
-        values["keys"] = await own.get("listHMACKeys")
+        values["keys"] = await visit.own().get("listHMACKeys")
     if job_id:
         client = await visit.client_for(job_id)
         values["job"] = await client.get("getJob", {"job_id": job_id})
@@ -44,6 +45,24 @@ async def _values(visit: Visit) -> dict[str, Any]:
             cursor=visit.query.get("cursor"),
         )
     return values
+
+
+class Receiver(NamedTuple):
+    """A job with a webhook, and its latest delivery if there is one."""
+
+    job: JobResponse
+    latest: DeliveryResponse | None
+
+
+async def _receivers(visit: Visit) -> list[Receiver]:
+    jobs = [job for job in await latest_jobs(visit, _JOBS_READ) if job.webhook is not None]
+    receivers: list[Receiver] = []
+    for job in jobs[:_RECEIVERS_SHOWN]:
+        client = await visit.client_for(job.job_id)
+        ids = {"job_id": job.job_id}
+        page = await client.get("listJobWebhookDeliveries", ids, limit="1")
+        receivers.append(Receiver(job, page.deliveries[0] if page.deliveries else None))
+    return receivers
 
 
 async def set_webhook(visit: Visit) -> Redirect:

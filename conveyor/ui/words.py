@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from conveyor.domain.model import EventType, FailureReason, RunFailure
 from conveyor.domain.run.wait_reason import WaitReason
+from conveyor.domain.schedule import SkipReason
 
 
 class Wait(NamedTuple):
@@ -43,7 +44,8 @@ WAITS: dict[WaitReason, Wait] = {
     ),
     WaitReason.HOST_CAP: Wait(
         "The limits of the hosts are reached",
-        "This is what the host limits are for. Raise them if the sites can bear it.",
+        "This is what the host limits are for. If the sites can bear more, raise them: that holds "
+        "from the next run on.",
     ),
     WaitReason.RATE_LIMITED: Wait(
         "A site asked for fewer requests",
@@ -57,7 +59,7 @@ WAITS: dict[WaitReason, Wait] = {
         "Other runs use every slot", "Add workers, or raise CONVEYOR_CONCURRENCY."
     ),
     WaitReason.NO_WORKERS: Wait(
-        "No worker is running", "Start one: `conveyor dev`, or `conveyor worker` on AWS."
+        "No worker is running", "Start one: conveyor dev, or conveyor worker on a shared engine."
     ),
 }
 
@@ -97,6 +99,13 @@ EVENTS: dict[str, str] = {
     EventType.RUN_FAILED: "The run failed",
     EventType.RUN_DELETED: "The run was deleted",
     EventType.INGEST_DONE: "The list was read to its end",
+}
+
+
+SKIPS: dict[str, str] = {
+    SkipReason.MISSED: "no process was running",
+    SkipReason.OVERLAP: "the earlier run was still live",
+    SkipReason.PAUSED: "the schedule was paused",
 }
 
 

@@ -3,7 +3,7 @@
 
 Deadlines of running work need no repair: messages and leases use clocks that are never set, and a
 claim that ends too far ahead counts as lapsed. Rows that are found by an instant are searched here
-among all future ones, after a start and when this process notices that its clock was set back.
+among all future ones (`RepairTrigger`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from conveyor.domain import limits, schedule_trigger, timing
+from conveyor.domain import webhook as webhooks
 from conveyor.domain.changes import Change, Guard, ScrubKey, Update
 from conveyor.domain.export import progress
 from conveyor.domain.ids import RunId
@@ -18,13 +19,15 @@ from conveyor.domain.lifecycle import BATCH_UNFINISHED
 from conveyor.domain.model import Batch, DeletionIntent, RunStatus
 from conveyor.domain.queries import BatchesIn, DueExports, DueNotices, DueScrubs, RunsIn
 from conveyor.domain.schedule import Schedule, UnknownZone
-from conveyor.domain.webhook import delivery
 from conveyor.ports.clock import Clock
 from conveyor.usecases import event_log
 from conveyor.usecases import schedule as schedules
 from conveyor.usecases.context import Context
 
-# Bounds the rows of one repair. Rows beyond it are repaired after the next start or clock step.
+# How often a worker whose own clock is right searches: the clock of another machine may be ahead,
+# and a process without a worker, such as an API, repairs nothing. A search reads all waiting rows.
+REPAIR_S = 600.0
+# Bounds the rows of one repair. Rows beyond it are repaired by a later one.
 _ROWS_MAX = 10_000
 _PAGE = 500
 # Further ahead than any row that is searched here can lie, even after a clock step of 40 days.
@@ -36,12 +39,12 @@ async def pull_back(env: Context) -> int:
     now = env.now()
     by = now + _AHEAD_S
     notices = await env.store.find(
-        DueNotices(statuses=delivery.WAITING, due_by=by, limit=_ROWS_MAX)
+        DueNotices(statuses=webhooks.WAITING, due_by=by, limit=_ROWS_MAX)
     )
     exports = await env.store.find(DueExports(due_by=by, limit=_ROWS_MAX))
     intents = await env.store.find(DueScrubs(due_by=by, limit=_ROWS_MAX))
     changes: list[Change | None] = [
-        *(delivery.pull_back(notice, now=now) for notice in notices),
+        *(webhooks.pull_back(notice, now=now) for notice in notices),
         *(progress.pull_back(export, now=now) for export in exports),
         *(_delete_sooner(intent, now) for intent in intents),
     ]
@@ -53,8 +56,8 @@ async def pull_back(env: Context) -> int:
 
 
 def _delete_sooner(intent: DeletionIntent, now: float) -> Change | None:
-    """Returns the change for a deletion that is due too far ahead. The two passes are minutes
-    apart; after them the tombstone waits for TOMBSTONE_TTL_S."""
+    """Returns the change for a deletion that is due too far ahead. The first two passes are
+    minutes apart; the last one waits for TOMBSTONE_TTL_S."""
     ttl_s = limits.SECOND_DELETION_PASS_S if intent.passes_left else limits.TOMBSTONE_TTL_S
     if not timing.is_unreal(intent.due_at, now=now, ttl_s=ttl_s):
         return None
@@ -111,17 +114,21 @@ async def learn_newest_ids(env: Context) -> None:
             env.minter.raise_floor(schedule.job_id)
 
 
-class ClockStepDetector:
-    """Detects that the wall clock of this machine was set back: compares it with a clock that is
-    never set."""
+class RepairTrigger:
+    """Decides when rows with future times are searched: after a start, when the wall clock of this
+    machine was set back, and every `REPAIR_S`."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._offset_s = clock.now() - clock.steady()
+        self._due_at = clock.steady()
 
-    def was_set_back(self) -> bool:
-        """Returns whether the clock was set back since the last call. Ordinary drift is not a
-        step."""
+    def is_due(self) -> bool:
+        """Returns whether a repair is due since the last call. Ordinary drift is not a step."""
         before, self._offset_s = self._offset_s, self._clock.now() - self._clock.steady()
         # Smaller steps are within the difference that all deadlines tolerate.
-        return before - self._offset_s > limits.CLOCK_SKEW_S
+        was_set_back = before - self._offset_s > limits.CLOCK_SKEW_S
+        if not was_set_back and self._clock.steady() < self._due_at:
+            return False
+        self._due_at = self._clock.steady() + REPAIR_S
+        return True

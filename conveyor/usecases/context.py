@@ -20,6 +20,7 @@ from conveyor.domain.event_log import events_in
 from conveyor.domain.ids import Random
 from conveyor.domain.quota import Quotas
 from conveyor.domain.submit.admission import AdmissionMode, choose_path
+from conveyor.domain.submit.scraper_params import REMOTE_SUPPORT, GatewaySupport
 from conveyor.domain.submit.target import TargetPolicy
 from conveyor.ports.blobs import Blobs
 from conveyor.ports.cache import Cache
@@ -80,7 +81,8 @@ class RuntimeConfig:
     `at_once_max` is how many tasks the engine takes in one transaction with their job.
     `chunk_tasks` is how many tasks one step of an ingest or of a page walk takes. A page reads at
     most `rows_read_max` rows, and an audit at most `audit_bodies_max` bodies. `targets` limits what
-    direct fetches may reach; it is None if a remote gateway fetches. `has_gateway_key` is True
+    direct fetches may reach; it is None if a remote gateway fetches. `gateway` says which scraper
+    parameters the gateway honours. `has_gateway_key` is True
     if that gateway is called with the operator's key instead of the callers' keys. `webhooks`
     limits what deliveries may reach. `knows_costs` is True if the gateway has prices in money.
 
@@ -100,6 +102,7 @@ class RuntimeConfig:
     shard_count: int = limits.TASK_SHARD_COUNT
     max_inflight: int = limits.MAX_INFLIGHT
     targets: TargetPolicy | None = field(default_factory=TargetPolicy)
+    gateway: GatewaySupport = REMOTE_SUPPORT
     has_gateway_key: bool = False
     webhooks: TargetPolicy = field(default_factory=TargetPolicy)
     # How long a stop or a deletion waits for work to end before it responds. The same as
@@ -115,6 +118,8 @@ class RuntimeConfig:
     build: str = "unknown"
     # The series of a run has a bucket for so many ended tasks or more.
     sample_tasks_min: int = 1
+    # Each run is polled by as many workers as it needs. Only where each poll is billed.
+    shares_runs: bool = False
     # Costs a few reads for each live run and sweep, so only where workers are scaled by it.
     measures_demand: bool = False
 

@@ -85,6 +85,10 @@ def _log_event(event: Event) -> None:
             log.info("run stopped", extra=fields)
         case EventType.RUN_FAILED:
             log.warning("run failed", extra=fields)
+        case EventType.RUN_DELETED:
+            log.info("run deleted", extra={**fields, "run": data["run_id"]})
+        case EventType.JOB_DELETED:
+            log.info("job deleted", extra={"job": data["job_id"]})
         case _:
             log.debug("event", extra={**fields, "type": event.event_type})
 

@@ -193,7 +193,7 @@ async def _try_fire(env: Context, job_id: JobId) -> Fired | Again:
         return Fired.PASSED
     # After the commit: a signal for a run that does not exist would be lost.
     await env.signals.batch_opened(job_id, run_id)
-    await env.signals.run_changed(job_id, run_id)
+    await env.signals.run_changed(job_id, run_id, decided.run.planned)
     return Fired.STARTED
 
 

@@ -13,6 +13,7 @@ import msgspec
 import trio
 
 from conveyor.domain import queries
+from conveyor.domain import webhook as webhooks
 from conveyor.domain.changes import (
     Applied,
     Change,
@@ -36,9 +37,7 @@ from conveyor.domain.model import (
     Webhook,
 )
 from conveyor.domain.queries import DueNotices, NoticesOf
-from conveyor.domain.webhook import delivery, signature
-from conveyor.domain.webhook.delivery import try_out_payload
-from conveyor.domain.webhook.signature import SECRET_BYTES, Secret
+from conveyor.domain.webhook import SECRET_BYTES, Secret, try_out_payload
 from conveyor.ports.secret_box import CannotUnseal
 from conveyor.ports.webhook_sender import Callback, Delivered, Message, NotDelivered, WebhookSender
 from conveyor.usecases.context import AGAIN, Again, Context, retry_or_refuse
@@ -144,7 +143,7 @@ async def remove(env: Context, caller: CallerId, job_id: str) -> None:
     query = NoticesOf(job_id=job.job_id, limit=_PAGE)
     while page := await env.store.find(query):
         waiting = [notice for notice in page if _waits_for_webhook(notice)]
-        await env.store.commit([delivery.discard(notice) for notice in waiting])
+        await env.store.commit([webhooks.discard(notice) for notice in waiting])
         query = msgspec.structs.replace(query, before=_place(page[-1]))
 
 
@@ -177,7 +176,7 @@ async def _try_redeliver(env: Context, job: Job, event_id: str) -> Notice | Agai
         raise NotFound("There is no such event.")
     if notice.channel is NoticeChannel.WEBHOOK and job.webhook is None:
         raise NotFound("The job has no webhook.")
-    verdict = await env.commit(delivery.redeliver(notice, now=env.now()))
+    verdict = await env.commit(webhooks.redeliver(notice, now=env.now()))
     if not isinstance(verdict, Applied):
         return AGAIN
     (changed,) = verdict.rows
@@ -195,7 +194,7 @@ async def _set(env: Context, job_id: JobId, webhook: Webhook | None) -> None:
 
 
 def _waits_for_webhook(notice: Notice) -> bool:
-    return notice.channel is NoticeChannel.WEBHOOK and notice.status in delivery.WAITING
+    return notice.channel is NoticeChannel.WEBHOOK and notice.status in webhooks.WAITING
 
 
 def _place(notice: Notice) -> tuple[RunId, float, NoticeId]:
@@ -243,7 +242,9 @@ async def _try_rotate(env: Context, caller: CallerId, kid: str) -> NewKey | Agai
         )
     new = _generate(env, caller, kid)
     change = (
-        signature.make_first(caller, new.key) if keys is None else signature.stage(keys, new.key)
+        webhooks.make_first_key(caller, new.key)
+        if keys is None
+        else webhooks.add_candidate(keys, new.key)
     )
     return new if isinstance(await env.commit(change), Applied) else AGAIN
 
@@ -257,7 +258,7 @@ async def _try_finalize(env: Context, caller: CallerId) -> SigningKey | Again:
     keys = await keys_of(env, caller)
     if keys is None or keys.candidate is None:
         raise Conflict("There is no candidate key to finalize.", code="no_candidate")
-    is_applied = isinstance(await env.commit(signature.promote(keys)), Applied)
+    is_applied = isinstance(await env.commit(webhooks.promote_candidate(keys)), Applied)
     return keys.candidate if is_applied else AGAIN
 
 
@@ -270,17 +271,17 @@ async def _try_cancel(env: Context, caller: CallerId) -> Again | None:
     keys = await keys_of(env, caller)
     if keys is None or keys.candidate is None:
         return None
-    return None if isinstance(await env.commit(signature.drop(keys)), Applied) else AGAIN
+    return None if isinstance(await env.commit(webhooks.drop_candidate(keys)), Applied) else AGAIN
 
 
 async def open_secrets(env: Context, caller: CallerId) -> tuple[Secret, ...]:
     """Returns the secrets that sign a delivery, the active key first. Raises CannotUnseal."""
     keys = await keys_of(env, caller)
-    return tuple(_unseal(env, caller, key) for key in signature.in_use(keys)) if keys else ()
+    return tuple(_unseal(env, caller, key) for key in webhooks.keys_in_use(keys)) if keys else ()
 
 
 def _find(keys: SigningKeys | None, kid: str) -> SigningKey | None:
-    held = signature.in_use(keys) if keys is not None else ()
+    held = webhooks.keys_in_use(keys) if keys is not None else ()
     return next((key for key in held if key.kid == kid), None)
 
 
@@ -342,14 +343,16 @@ class DeferredDelivery(msgspec.Struct, frozen=True):
 
 
 class DeliveryOutcome(msgspec.Struct, frozen=True):
-    """The result of an attempt, for the limiter of the receiver."""
+    """The result of an attempt, for the limiter of the receiver and the log. `error` is None if the
+    event was delivered."""
 
     is_delivered: bool
     duration_s: float
+    error: str | None = None
 
 
 async def due(env: Context, *, limit: int) -> list[Notice]:
-    query = DueNotices(statuses=delivery.WAITING, due_by=env.now(), limit=limit)
+    query = DueNotices(statuses=webhooks.WAITING, due_by=env.now(), limit=limit)
     return await env.store.find(query)
 
 
@@ -359,7 +362,7 @@ async def prepare(env: Context, notice: Notice) -> DueDelivery | None:
     job = await env.store.read(JobKey(notice.job_id))
     to = None if job is None else _receiver_of(job, notice.channel)
     if job is None or to is None:
-        await env.commit(delivery.discard(notice))
+        await env.commit(webhooks.discard(notice))
         return None
     return DueDelivery(notice, to, job)
 
@@ -384,7 +387,7 @@ async def deliver(
     # Before the claim, which would make the event due again only after WEBHOOK_CLAIM_S.
     if not await _has_its_turn(env, ready.notice):
         return None
-    verdict = await env.commit(delivery.claim(ready.notice, now=env.now()))
+    verdict = await env.commit(webhooks.claim(ready.notice, now=env.now()))
     if not isinstance(verdict, Applied):
         return None
     (claimed,) = verdict.rows
@@ -398,19 +401,20 @@ async def deliver(
         outcome = await _call_back(env, ready.notice, ready.to, ready.job)
     duration_s = trio.current_time() - started_s
     await env.commit(_record_attempt(env, claimed, outcome, at, duration_s))
-    return DeliveryOutcome(isinstance(outcome, Delivered), duration_s)
+    error = None if isinstance(outcome, Delivered) else outcome.error
+    return DeliveryOutcome(error is None, duration_s, error)
 
 
 async def fail_crashed(env: Context, notice: Notice) -> None:
     """Records a failed attempt after a crash of the delivery. Further attempts follow until the
     event's time is up."""
     row = await env.store.read(NoticeKey(notice.notice_id))
-    if row is None or row.status not in delivery.WAITING:
+    if row is None or row.status not in webhooks.WAITING:
         return
     now = env.now()
     tried = DeliveryAttempt(now, 0.0, None, "worker_crashed")
     await env.commit(
-        delivery.record_failed(row, tried, retry_after_s=None, now=now, random=env.random)
+        webhooks.record_failed(row, tried, retry_after_s=None, now=now, random=env.random)
     )
 
 
@@ -421,9 +425,9 @@ async def postpone(env: Context, postponed: Sequence[DeferredDelivery]) -> None:
     now = env.now()
     await env.store.commit(
         [
-            delivery.defer_for_receiver(deferred.notice, until=deferred.until, now=now)
+            webhooks.defer_for_receiver(deferred.notice, until=deferred.until, now=now)
             if deferred.is_deferred
-            else delivery.postpone(deferred.notice, until=deferred.until, now=now)
+            else webhooks.postpone(deferred.notice, until=deferred.until, now=now)
             for deferred in postponed
         ]
     )
@@ -431,12 +435,12 @@ async def postpone(env: Context, postponed: Sequence[DeferredDelivery]) -> None:
 
 async def _has_its_turn(env: Context, notice: Notice) -> bool:
     query = NoticesOf(job_id=notice.job_id, run_id=notice.run_id, limit=_EVENTS_OF_A_RUN_MAX)
-    first = delivery.blocking_predecessor(notice, await env.store.find(query))
+    first = webhooks.blocking_predecessor(notice, await env.store.find(query))
     if first is None:
         return True
     now = env.now()
     until = min(max(first.due_at, now + _TURN_S), now + _TURN_S_MAX)
-    await env.commit(delivery.postpone(notice, until=until, now=now))
+    await env.commit(webhooks.postpone(notice, until=until, now=now))
     return False
 
 
@@ -487,10 +491,10 @@ def _record_attempt(
     env: Context, notice: Notice, outcome: Delivered | NotDelivered, at: float, duration_s: float
 ) -> Change:
     if isinstance(outcome, Delivered):
-        return delivery.record_delivered(notice, DeliveryAttempt(at, duration_s, outcome.status))
+        return webhooks.record_delivered(notice, DeliveryAttempt(at, duration_s, outcome.status))
     tried = DeliveryAttempt(at, duration_s, outcome.status, outcome.error)
     if outcome.gone:
-        return delivery.record_receiver_gone(notice, tried)
-    return delivery.record_failed(
+        return webhooks.record_receiver_gone(notice, tried)
+    return webhooks.record_failed(
         notice, tried, retry_after_s=outcome.retry_after_s, now=env.now(), random=env.random
     )

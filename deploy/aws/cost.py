@@ -1,6 +1,7 @@
 """Prints what a deployment of service.yaml costs a month, idle and at a million pages a day.
 
     python3 deploy/aws/cost.py [--pages 1000000] [--page-kb 20] [--workers 2] [--redis] [--spot]
+                               [--no-insights]
 
 Prices are the list prices of us-east-1 below. The calls of a page come from `python -m bench cost`.
 Traffic into AWS is free; results that callers download, taxes and free tiers are not included.
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 HOURS = 730
 DAYS = 30.4
 
-# USD, us-east-1, on demand, Linux on x86.
+# Inputs 1: prices in USD, us-east-1, on demand, Linux on x86.
 FARGATE_VCPU_HOUR = 0.04048
 FARGATE_GB_HOUR = 0.004445
 SPOT_SHARE = 0.30  # Spot is about 70 % cheaper.
@@ -33,20 +34,33 @@ S3_GB_MONTH = 0.023
 LOGS_GB = 0.50
 ALARM_MONTH = 0.10
 DASHBOARD_MONTH = 3.00
-METRIC_MONTH = 0.30
+METRIC_MONTH = 0.30  # Also each metric of Container Insights.
 SECRET_MONTH = 0.40
 
-# Of one page with Redis on ten workers (bench/results/scale.md).
+# Inputs 2: what one page takes, with Redis on ten workers (bench/results/scale.md).
 WRITES_PAGE = 7.0
 READS_PAGE = 1.2
 SQS_CALLS_PAGE = 2.25
+S3_PUTS_PAGE = 1.0
 LOG_BYTES_PAGE = 10
 ROW_BYTES_PAGE = 1_200
 BODY_DAYS = 30
 ROW_DAYS = 60
-# Of an idle worker: polling for webhooks, schedules, exports and runs.
+
+# Inputs 3: what an idle worker takes: polling for webhooks, schedules, exports and runs.
 IDLE_READS_WORKER_S = 3.0
 IDLE_SQS_WORKER_S = 0.05
+
+# Inputs 4: what the templates create.
+LOGS_GB_MONTH = 0.2  # Of idle processes, which log their demand once a minute.
+ALARMS = 6 + 4  # Ours, and two for each of the two scaling policies.
+METRICS = 4 + 1  # Of the demand (actors/demand_reporter.py), and the errors in the logs.
+SECRETS = 3  # With Redis one more.
+# Container Insights has 10 metrics for the cluster, for each of the two services and for each of
+# the two task definitions, 5 more for each service and 2 more for the cluster. Beside them it logs
+# about 2 KB for each task and minute.
+INSIGHTS_METRICS = 10 * (1 + 2 + 2) + 5 * 2 + 2
+INSIGHTS_LOG_KB = 2.0
 
 
 @dataclass(frozen=True)
@@ -60,13 +74,14 @@ class Size:
 
 
 def bill(
-    pages_day: float, page_kb: float, workers: float, redis: bool, spot: bool
+    pages_day: float, page_kb: float, workers: float, *, redis: bool, spot: bool, insights: bool
 ) -> dict[str, float]:
     pages = pages_day * DAYS
     api, fleet = Size(2, 0.5, 1), Size(workers, 1, 2)
     on_spot = max(0.0, workers - 2) * 0.75 if spot else 0.0
     discount = Size(on_spot, 1, 2).month() * (1 - SPOT_SHARE)
     seconds = HOURS * 3600
+    insights_gb = (api.tasks + workers) * HOURS * 60 * INSIGHTS_LOG_KB / 1e6
     rows_gb = pages_day * ROW_DAYS * ROW_BYTES_PAGE / 1e9
     return {
         "API, 2 tasks of 0.5 vCPU and 1 GB": api.month(),
@@ -81,15 +96,16 @@ def bill(
         / 1e6,
         "DynamoDB storage and recovery": rows_gb * (DYNAMODB_GB_MONTH + PITR_GB_MONTH),
         "SQS": (pages * SQS_CALLS_PAGE + workers * seconds * IDLE_SQS_WORKER_S) * SQS_MILLION / 1e6,
-        "S3 requests": pages * S3_PUT_THOUSAND / 1e3,
+        "S3 requests": pages * S3_PUTS_PAGE * S3_PUT_THOUSAND / 1e3,
         "S3 storage": pages_day * BODY_DAYS * page_kb * 1e3 / 1e9 * S3_GB_MONTH,
         "logs, metrics, alarms, secrets": (
-            (0.2 + pages * LOG_BYTES_PAGE / 1e9) * LOGS_GB
-            + 6 * ALARM_MONTH
+            (LOGS_GB_MONTH + pages * LOG_BYTES_PAGE / 1e9) * LOGS_GB
+            + ALARMS * ALARM_MONTH
             + DASHBOARD_MONTH
-            + 5 * METRIC_MONTH
-            + 4 * SECRET_MONTH
+            + METRICS * METRIC_MONTH
+            + (SECRETS + redis) * SECRET_MONTH
         ),
+        "Container Insights": (INSIGHTS_METRICS * METRIC_MONTH + insights_gb * LOGS_GB) * insights,
     }
 
 
@@ -102,9 +118,17 @@ def main() -> None:
     parser.add_argument("--workers", type=float, default=2.0, help="workers on average under load")
     parser.add_argument("--redis", action="store_true", help="with RedisNodeType=cache.t4g.micro")
     parser.add_argument("--spot", action="store_true", help="with WorkerSpot=true")
+    parser.add_argument(
+        "--no-insights", action="store_true", help="with ContainerInsights=disabled"
+    )
     options = parser.parse_args()
-    idle = bill(0, options.page_kb, 2, options.redis, options.spot)
-    loaded = bill(options.pages, options.page_kb, options.workers, options.redis, options.spot)
+    parameters = {
+        "redis": options.redis,
+        "spot": options.spot,
+        "insights": not options.no_insights,
+    }
+    idle = bill(0, options.page_kb, 2, **parameters)
+    loaded = bill(options.pages, options.page_kb, options.workers, **parameters)
     lines = [f"| USD a month | idle | {options.pages:,.0f} pages a day |", "|---|---|---|"]
     for name, cost in loaded.items():
         resting = idle.get(name, next(v for k, v in idle.items() if k[:6] == name[:6]))

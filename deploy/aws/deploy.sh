@@ -56,5 +56,5 @@ output() {
     aws cloudformation describe-stacks --stack-name "$1" --query "Stacks[0].Outputs[?OutputKey=='$2'].OutputValue" --output text
 }
 keys=$(output "$name-data" ApiKeys)
-echo "Conveyor runs at $(output "$name" Url)"
+echo "Conveyor runs at $(output "$name" Url), behind the load balancer $(output "$name" LoadBalancer)"
 echo "Its API keys: aws secretsmanager get-secret-value --secret-id $keys --query SecretString --output text"

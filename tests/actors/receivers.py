@@ -95,8 +95,10 @@ async def _read(stream: trio.SocketStream) -> bytes | None:
 
 
 def _is_whole(request: bytes) -> bool:
-    head, found, body = request.partition(b"\r\n\r\n")
-    return bool(found) and len(body) >= int(head.lower().split(b"content-length: ")[1].split()[0])
+    head, separator, body = request.partition(b"\r\n\r\n")
+    return bool(separator) and len(body) >= int(
+        head.lower().split(b"content-length: ")[1].split()[0]
+    )
 
 
 def _parse(request: bytes, now: float) -> Heard:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import trio
 from trio.testing import MockClock
@@ -13,8 +15,9 @@ from conveyor.domain.queries import RunsOf
 from conveyor.domain.schedule import Cron, Overlap
 from conveyor.domain.submit.admission import TaskDraft
 from conveyor.usecases import schedule
+from conveyor.usecases.submit import jobs
 from conveyor.usecases.submit.jobs import Submission
-from tests.actors.world import CALLER, SetClock, World, make_world, urls
+from tests.actors.world import CALLER, SetClock, World, make_world, urls, without_signals
 
 HOUR_S, DAY_S = 3_600.0, 86_400.0
 STEPS_S = (-40 * DAY_S, -DAY_S, -HOUR_S, HOUR_S, DAY_S, 40 * DAY_S)
@@ -69,7 +72,7 @@ async def test_a_schedule_triggers_every_minute_while_the_clock_is_set_ahead_and
     world = make_world(clock=clock)
     async with world.working():
         request = Submission(drafts=[TaskDraft(url="https://example.com/")])
-        made = await schedule.submit(
+        accepted = await schedule.submit(
             world.env,
             CALLER,
             request,
@@ -77,7 +80,7 @@ async def test_a_schedule_triggers_every_minute_while_the_clock_is_set_ahead_and
             Overlap.SKIP,
             job_id=JobId(world.env.new_id()),
         )
-        job_id = made.job.job_id
+        job_id = accepted.job.job_id
         counts = []
         for step_s in (0.0, ahead_s, -ahead_s):
             clock.offset_s += step_s
@@ -88,3 +91,24 @@ async def test_a_schedule_triggers_every_minute_while_the_clock_is_set_ahead_and
 
     assert all(4 <= count <= 6 for count in counts), counts
     assert len(set(fired)) == len(fired)
+
+
+async def test_what_an_api_with_a_clock_that_is_ahead_wrote_does_not_wait_for_that_time(
+    autojump_clock: MockClock,
+) -> None:
+    """Its machine has no worker that would notice when the clock is set right (seed 317)."""
+    api_clock = SetClock(offset_s=DAY_S)
+    world = without_signals(make_world(clock=SetClock()))
+    config = replace(world.env.config, at_once_max=1, sync_tasks_max=1)
+    api = replace(world, env=replace(world.env, clock=api_clock, config=config))
+    async with world.working():
+        await trio.sleep(60)
+
+        accepted = await api.submit(urls(10))
+        unwanted = await api.submit(urls(2, host="example.org"))
+        await jobs.delete(api.env, CALLER, unwanted.job.job_id)
+        run, totals = await world.ended(accepted, within_s=900)
+
+    assert run.status is RunStatus.COMPLETED
+    assert totals.successful == 10
+    assert await world.tasks(unwanted) == []

@@ -17,10 +17,10 @@ from zenrows.batch import WebhookEvent, verify_webhook_signature
 
 from actors.completion_notifier import CompletionNotifier
 from conveyor.domain import limits
+from conveyor.domain import webhook as webhooks
 from conveyor.domain.ids import JobId
 from conveyor.domain.model import Notice, NoticeStatus, Webhook
 from conveyor.domain.queries import DueNotices, NoticesOf
-from conveyor.domain.webhook import delivery
 from conveyor.ports.webhook_sender import Delivered, Message, NotDelivered
 from conveyor.usecases import clock_repairs
 from conveyor.usecases import webhook as hmac_keys
@@ -50,7 +50,7 @@ async def notifying(world: World, period_s: float = 1.0) -> AsyncGenerator[Inter
         nursery.cancel_scope.cancel()
 
 
-async def scraped(world: World, internet: Internet, count: int, webhook: Webhook) -> Accepted:
+async def scrape_all(world: World, internet: Internet, count: int, webhook: Webhook) -> Accepted:
     """A run that was worked on to its end, by a worker with a notifier of its own."""
     world = replace(world, notifier=internet.notifier())  # type: ignore[arg-type]
     async with world.working():
@@ -93,7 +93,7 @@ async def test_a_receiver_that_is_down_for_a_day_misses_nothing(autojump_clock: 
         internet.up_at["/hook"] = began + 24 * HOUR_S
         accepted = []
         for _ in range(12):
-            accepted.append(await scraped(world, internet, 5, SIGNED))
+            accepted.append(await scrape_all(world, internet, 5, SIGNED))
             await trio.sleep(2 * HOUR_S)
         await trio.sleep(10 * HOUR_S)
         rows = [
@@ -147,7 +147,7 @@ async def test_a_receiver_that_never_recovers_is_given_up_after_three_days(
 
     async with notifying(world, period_s=60) as internet:
         internet.is_up = False
-        accepted = await scraped(world, internet, 1, Webhook("http://receiver.test/hook"))
+        accepted = await scrape_all(world, internet, 1, Webhook("http://receiver.test/hook"))
         await trio.sleep(limits.WEBHOOK_GIVE_UP_S - HOUR_S)
         (before,) = await told(world.env, accepted.job.job_id)
         await trio.sleep(10 * HOUR_S)
@@ -182,7 +182,7 @@ async def test_an_event_whose_clock_is_set_is_attempted_as_often_as_another(
         (after,) = await told(world.env, notice.job_id)
 
     assert len(internet.taken) == 1
-    assert after.attempts < 2 * len(delivery.RETRY_SCHEDULE_S)
+    assert after.attempts < 2 * len(webhooks.RETRY_SCHEDULE_S)
 
 
 async def test_hundreds_of_events_for_a_dead_receiver_do_not_hold_up_the_others(
@@ -194,11 +194,11 @@ async def test_hundreds_of_events_for_a_dead_receiver_do_not_hold_up_the_others(
 
     async with notifying(world) as internet:
         internet.takes_s["/dead"] = 60.0
-        begun = world.env.now()
+        started_at = world.env.now()
         with trio.fail_after(40):
             while len(internet.taken) < len(fine):
                 await trio.sleep(0.1)
-        took_s = world.env.now() - begun
+        took_s = world.env.now() - started_at
         await trio.sleep(10 * 60)
         asked_dead = sum(heard.path == "/dead" for heard in internet.heard)
 

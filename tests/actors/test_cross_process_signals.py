@@ -21,7 +21,7 @@ def some_signals(*, local: bool) -> tuple[CrossProcessSignals, list[str]]:
     """Signals between processes, and a log of the notifications that leave this one."""
     world, sent = a_world(), list[str]()
 
-    async def send(name: str, job_id: JobId, run_id: RunId) -> None:
+    async def send(name: str, job_id: JobId, run_id: RunId, tasks: int = 0) -> None:
         sent.append(name)
 
     signals = CrossProcessSignals(
@@ -34,7 +34,7 @@ def some_signals(*, local: bool) -> tuple[CrossProcessSignals, list[str]]:
     return signals, sent
 
 
-def said_here(signals: CrossProcessSignals) -> list[str]:
+def sent_texts(signals: CrossProcessSignals) -> list[str]:
     return [name for name, _ in cast("SignalLog", signals.local).said]
 
 
@@ -43,7 +43,7 @@ async def test_a_changed_run_is_told_to_the_worker_here_and_to_all_others() -> N
 
     await signals.run_changed(JOB, RUN)
 
-    assert (said_here(signals), sent) == (["run_changed"], ["all"])
+    assert (sent_texts(signals), sent) == (["run_changed"], ["all"])
 
 
 async def test_a_new_list_is_told_to_one_worker_and_rather_to_the_one_here() -> None:
@@ -53,7 +53,7 @@ async def test_a_new_list_is_told_to_one_worker_and_rather_to_the_one_here() -> 
     for signals in (here, without):
         await signals.batch_opened(JOB, RUN)
 
-    assert (said_here(here), sent_from_here) == (["batch_opened"], [])
+    assert (sent_texts(here), sent_from_here) == (["batch_opened"], [])
     assert sent_without == ["one"]
 
 
@@ -72,7 +72,7 @@ async def test_a_teardown_waits_until_no_lease_of_the_run_is_left(
         receipt = await signals.teardown(JOB, RUN, deadline_s=5)
 
     assert (receipt.complete, receipt.released, receipt.abandoned) == (True, 3, 3)
-    assert (said_here(signals), sent) == (["teardown"], ["all"])
+    assert (sent_texts(signals), sent) == (["teardown"], ["all"])
 
 
 async def test_a_teardown_is_not_complete_while_leases_are_left_at_its_deadline(
@@ -100,4 +100,4 @@ async def test_a_teardown_whose_leases_cannot_be_counted_ends_the_work_neverthel
     receipt = await lost.teardown(JOB, RUN, deadline_s=5)
 
     assert not receipt.complete
-    assert (said_here(signals), sent) == (["teardown"], ["all"])
+    assert (sent_texts(signals), sent) == (["teardown"], ["all"])

@@ -203,8 +203,8 @@ async def test_a_damaged_notice_does_not_hold_up_the_others(
     tried = [message.webhook.url for message in world.notifier.tried]
     assert [tried.count(f"https://{name}.example/") for name in "abc"] == [1, 2, 2]
     assert not has_crashed_actor(caplog)
-    told = [record for record in caplog.records if "damaged row skipped" in record.getMessage()]
-    assert [record.levelno for record in told] == [logging.ERROR]
+    records = [record for record in caplog.records if "damaged row skipped" in record.getMessage()]
+    assert [record.levelno for record in records] == [logging.ERROR]
 
 
 async def test_a_damaged_run_does_not_hide_other_runs(

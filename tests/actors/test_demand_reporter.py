@@ -13,7 +13,7 @@ from conveyor.domain.run.wait_reason import WorkerReport
 from conveyor.telemetry import make_metrics
 from conveyor.usecases.run import demand
 from conveyor.usecases.run.demand import RunDemand
-from conveyor.usecases.run.run_progress import publish_reports
+from conveyor.usecases.run.run_progress import publish_presence
 from tests.usecases.world import a_world
 
 
@@ -22,7 +22,7 @@ async def test_each_minute_has_a_line_and_a_gauge(autojump_clock: MockClock) -> 
     lines: list[str] = []
     metrics = make_metrics(CollectorRegistry())
     reporter = DemandReporter(env=env, metrics=metrics, emit=lines.append, deployment="prod")
-    await publish_reports(env, WorkerReport(200, 50), {})
+    await publish_presence(env, WorkerReport(200, 50))
     await demand.publish(env, [RunDemand(300)])
 
     with trio.move_on_after(90):

@@ -25,9 +25,9 @@ async def test_a_drained_worker_has_settled_its_tasks_and_holds_no_lease(
         await world.limiter.drain()
         leases = await world.engine.coordinator.count(accepted.run.run_id)
 
-    begun = len(world.gateway.calls)
+    calls_before = len(world.gateway.calls)
     settled = [task for task in await world.tasks(accepted) if task.result is not None]
-    assert begun == len(settled) == 50
+    assert calls_before == len(settled) == 50
     assert leases == 0
     assert (await world.engine.queue.depth(accepted.run.run_id)).visible == 150
 

@@ -134,10 +134,10 @@ async def test_expired_exports_and_results_are_removed_by_themselves(
 
     async with world.working():
         await trio.sleep(20)
-        made = await status_of(world.env, export)
+        status = await status_of(world.env, export)
         await trio.sleep(40)
 
-    assert (made, await status_of(world.env, export)) == (ExportStatus.COMPLETED, None)
+    assert (status, await status_of(world.env, export)) == (ExportStatus.COMPLETED, None)
     assert await world.env.blobs.delete_prefix(f"jobs/{run.job_id}") == 0
 
 
@@ -192,9 +192,9 @@ async def test_an_export_that_crashes_the_exporter_fails_after_a_few_attempts(
         )
         await trio.sleep(900)
 
-    found = await exports.own_export(
+    record = await exports.own_export(
         world.env, CALLER, accepted.job.job_id, run_id, export.export_id
     )
-    assert found.status is ExportStatus.FAILED
+    assert record.status is ExportStatus.FAILED
     assert tries < 20
     assert not has_crashed_actor(caplog)

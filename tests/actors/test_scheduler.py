@@ -35,8 +35,8 @@ async def schedule(
 ) -> Job:
     request = Submission(drafts=[TaskDraft(url=url) for url in urls(count)])
     job_id = JobId(world.env.new_id())
-    made = await schedules.submit(world.env, CALLER, request, rule, overlap, job_id=job_id)
-    return made.job
+    accepted = await schedules.submit(world.env, CALLER, request, rule, overlap, job_id=job_id)
+    return accepted.job
 
 
 async def runs_of(env: Context, job: Job) -> list[Run]:
@@ -50,8 +50,8 @@ async def row_of(env: Context, job: Job) -> Schedule:
     return row
 
 
-def nominal(found: list[Run]) -> list[float | None]:
-    return [run.scheduled_for for run in found]
+def nominal(all_runs: list[Run]) -> list[float | None]:
+    return [run.scheduled_for for run in all_runs]
 
 
 def minutes_from(first: float, count: int) -> list[float]:
@@ -68,11 +68,11 @@ async def test_a_worker_fires_every_nominal_time_and_sees_its_run_through(
         first = (await row_of(world.env, job)).next_fire_at
         await trio.sleep(10 * 60)
 
-    found = await runs_of(world.env, job)
+    all_runs = await runs_of(world.env, job)
     assert first is not None
-    assert nominal(found) == minutes_from(first, 10)
-    assert {run.status for run in found} == {RunStatus.COMPLETED}
-    assert all(0 <= run.created_at - (run.scheduled_for or 0) < 0.5 for run in found)
+    assert nominal(all_runs) == minutes_from(first, 10)
+    assert {run.status for run in all_runs} == {RunStatus.COMPLETED}
+    assert all(0 <= run.created_at - (run.scheduled_for or 0) < 0.5 for run in all_runs)
     assert set(world.gateway.calls.values()) == {10}
 
 
@@ -197,12 +197,12 @@ async def test_an_outage_delays_a_fire_and_neither_loses_nor_doubles_it(
             await trio.sleep(60)
         await trio.sleep(60)
 
-    found = await runs_of(world.env, job)
+    all_runs = await runs_of(world.env, job)
     row = await row_of(world.env, job)
     assert first is not None
     skipped = sum(int((skip.until - skip.first_at) // 60) + 1 for skip in row.skips)
-    assert len(found) + skipped == ((row.next_fire_at or 0) - first) / 60
-    assert len(set(nominal(found))) == len(found)
+    assert len(all_runs) + skipped == ((row.next_fire_at or 0) - first) / 60
+    assert len(set(nominal(all_runs))) == len(all_runs)
     assert faults.fired.total() >= 20
 
 
@@ -216,8 +216,8 @@ async def test_two_schedulers_fire_each_nominal_time_exactly_once(
         replace(world.env, store=faulty(world.env.store, Faults(latency_s=latency)))
         for latency in (slow, {"read": 0.013, "commit": 0.031}, {})
     ]
-    made = [await schedule(world) for _ in range(5)]
-    first = (await row_of(world.env, made[0])).next_fire_at
+    accepted = [await schedule(world) for _ in range(5)]
+    first = (await row_of(world.env, accepted[0])).next_fire_at
 
     async with world.working(), trio.open_nursery() as nursery:
         for env in others:
@@ -226,8 +226,8 @@ async def test_two_schedulers_fire_each_nominal_time_exactly_once(
         nursery.cancel_scope.cancel()
 
     assert first is not None
-    for job in made:
-        found = await runs_of(world.env, job)
-        assert nominal(found) == minutes_from(first, 20)
+    for job in accepted:
+        all_runs = await runs_of(world.env, job)
+        assert nominal(all_runs) == minutes_from(first, 20)
         assert (await row_of(world.env, job)).skips == ()
     assert Counter(world.gateway.calls.values()) == {5 * 20: 2}

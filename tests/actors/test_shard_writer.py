@@ -15,6 +15,7 @@ from actors.messages import Settle, ShardWriterMessage
 from actors.runtime import Address, Mailbox, Reply
 from actors.shard_writer import ShardWriter
 from conveyor.domain.changes import Change, TaskKey, Update, Verdict
+from conveyor.domain.ids import RunId
 from conveyor.domain.model import Result, RunStatus, Task
 from conveyor.domain.run import settlement
 from conveyor.domain.run.settlement import Claimed, Cost, LostClaim, Settled, SettleVerdict
@@ -40,7 +41,7 @@ async def writing(world: World, env: Context) -> AsyncGenerator[Address[ShardWri
         nursery.cancel_scope.cancel()
 
 
-async def claimed_tasks(world: World, accepted: Accepted) -> list[tuple[Message, Task]]:
+async def claim_tasks(world: World, accepted: Accepted) -> list[tuple[Message, Task]]:
     messages = await world.env.queue.receive(accepted.run.run_id, count_max=1_000, visibility_s=60)
     pairs = []
     for message in messages:
@@ -60,7 +61,7 @@ async def settle(
     return verdict
 
 
-def succeeded(world: World, message: Message, task: Task) -> Change:
+def success_of(world: World, message: Message, task: Task) -> Change:
     now = world.env.now()
     return settlement.succeed(message.ref, task, RESULT, spent=Cost(), now=now)
 
@@ -70,11 +71,11 @@ async def test_the_last_settle_completes_the_run_and_acks_its_messages(
 ) -> None:
     world = make_world()
     accepted = await world.submit(urls(120))
-    pairs = await claimed_tasks(world, accepted)
+    pairs = await claim_tasks(world, accepted)
 
     async with writing(world, world.env) as writer, trio.open_nursery() as nursery:
         for message, task in pairs:
-            nursery.start_soon(settle, writer, message, task, succeeded(world, message, task))
+            nursery.start_soon(settle, writer, message, task, success_of(world, message, task))
         run, totals = await world.ended(accepted)
 
     assert run.status is RunStatus.COMPLETED
@@ -86,13 +87,13 @@ async def test_the_last_settle_completes_the_run_and_acks_its_messages(
 async def test_a_settle_whose_answer_was_lost_is_counted_once(autojump_clock: MockClock) -> None:
     world = make_world()
     accepted = await world.submit(urls(1))
-    ((message, task),) = await claimed_tasks(world, accepted)
+    ((message, task),) = await claim_tasks(world, accepted)
     faults = Faults()
     faults.after["commit"] = 1
     env = replace(world.env, store=faulty(world.env.store, faults))
 
     async with writing(world, env) as writer:
-        verdict = await settle(writer, message, task, succeeded(world, message, task))
+        verdict = await settle(writer, message, task, success_of(world, message, task))
         _, totals = await world.ended(accepted)
 
     assert faults.fired["commit"] == 1
@@ -103,7 +104,7 @@ async def test_a_settle_whose_answer_was_lost_is_counted_once(autojump_clock: Mo
 async def test_one_lost_claim_does_not_spoil_the_group(autojump_clock: MockClock) -> None:
     world = make_world()
     accepted = await world.submit(urls(3))
-    pairs = await claimed_tasks(world, accepted)
+    pairs = await claim_tasks(world, accepted)
     (lost_message, lost_task), *others = pairs
     await tasks.release_claim(world.env, lost_message.ref, lost_task)
 
@@ -111,7 +112,7 @@ async def test_one_lost_claim_does_not_spoil_the_group(autojump_clock: MockClock
     async with writing(world, world.env) as writer, trio.open_nursery() as nursery:
 
         async def one(message: Message, task: Task) -> None:
-            change = succeeded(world, message, task)
+            change = success_of(world, message, task)
             verdicts.append(await settle(writer, message, task, change))
 
         for message, task in pairs:
@@ -129,13 +130,13 @@ async def test_one_lost_claim_does_not_spoil_the_group(autojump_clock: MockClock
 async def test_acks_that_fail_leave_the_run_to_redelivery(autojump_clock: MockClock) -> None:
     world = make_world()
     accepted = await world.submit(urls(1))
-    ((message, task),) = await claimed_tasks(world, accepted)
+    ((message, task),) = await claim_tasks(world, accepted)
     faults = Faults()
     faults.before["ack"] = 1
     env = replace(world.env, queue=faulty(world.env.queue, faults))
 
     async with writing(world, env) as writer:
-        await settle(writer, message, task, succeeded(world, message, task))
+        await settle(writer, message, task, success_of(world, message, task))
         run, totals = await world.ended(accepted)
 
     assert faults.fired["ack"] == 1
@@ -190,3 +191,63 @@ async def test_a_settle_that_crashes_the_writer_is_isolated_from_its_group(
     assert count_errors(caplog, "a settle crashed its handler")
     assert count_errors(caplog, "a task crashed its handler") == 0, "logged where it happened"
     assert count_errors(caplog, "child") == 0
+
+
+@dataclass(frozen=True)
+class ThrottlingStore:
+    """Takes 50 s over each commit of one run."""
+
+    inner: Store
+    run_id: RunId
+
+    async def commit(self, changes: Sequence[Change]) -> list[Verdict]:
+        keys = [write.key for change in changes for write in change.writes]
+        if any(isinstance(key, TaskKey) and key.run_id == self.run_id for key in keys):
+            await trio.sleep(50)
+        return await self.inner.commit(changes)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+async def test_a_run_whose_rows_are_throttled_delays_no_other_run(
+    autojump_clock: MockClock,
+) -> None:
+    world = make_world()
+    long, short = [await world.submit(urls(3)), await world.submit(urls(3))]
+    store = ThrottlingStore(world.env.store, long.run.run_id)
+    env = replace(world.env, store=cast("Any", store))
+    pairs = [pair for run in (long, short) for pair in await claim_tasks(world, run)]
+    began_at = trio.current_time()
+
+    async with writing(world, env) as writer, trio.open_nursery() as nursery:
+        for message, task in pairs:
+            nursery.start_soon(settle, writer, message, task, success_of(world, message, task))
+        await world.ended(short)
+        short_s = trio.current_time() - began_at
+        await world.ended(long)
+
+    assert short_s < 5
+    assert trio.current_time() - began_at >= 50
+
+
+async def test_the_last_settle_of_a_run_waits_for_no_others(autojump_clock: MockClock) -> None:
+    world = make_world()
+    accepted = await world.submit(urls(2))
+    (first, second) = await claim_tasks(world, accepted)
+    pace = replace(world.env.config.pace, settle_s=30.0)
+    env = replace(world.env, config=replace(world.env.config, pace=pace))
+    began_at = trio.current_time()
+
+    async with writing(world, env) as writer, trio.open_nursery() as nursery:
+        nursery.start_soon(settle, writer, *first, success_of(world, *first))
+        await trio.sleep(1)
+        message, task = second
+
+        def make(reply: Reply[SettleVerdict]) -> Settle:
+            change = success_of(world, message, task)
+            return Settle(message.ref, task, change, message, reply, is_last=True)
+
+        await writer.ask(make, deadline_s=60)
+
+    assert trio.current_time() - began_at < 2

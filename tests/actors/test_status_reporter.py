@@ -9,7 +9,6 @@ from random import Random
 import trio
 from trio.testing import MockClock
 
-from actors.limiters.fair_limiter import FairLimiter
 from actors.status_reporter import StatusReporter, WaitStatus
 from conveyor.domain import limits
 from conveyor.domain.ids import CallerId, RunId, TaskId
@@ -118,11 +117,11 @@ async def test_a_run_that_gets_no_slot_waits_for_the_others(autojump_clock: Mock
         await world.submit(urls(9), caller=CallerId("somebody else"))
         await trio.sleep(1)
         accepted = await world.submit(urls(9))
-        await trio.sleep(5)
+        await trio.sleep(10)
         progress = await cause_of(world, accepted)
 
     assert progress.reason is WaitReason.WORKERS_BUSY
-    assert progress.detail == "other runs use 2 of 3 slots"
+    assert progress.detail == "other runs use 1 of 2 slots"
 
 
 async def test_an_ended_run_waits_for_nothing(autojump_clock: MockClock) -> None:
@@ -153,7 +152,7 @@ async def test_marks_are_left_on_change_and_now_and_then_never_per_task(
     counting = CountingCoordinator(world)
     wait_status = WaitStatus()
     env = replace(world.env, coordinator=counting)
-    reporter = StatusReporter(env=env, wait_status=wait_status, limiter=FairLimiter(capacity=5))
+    reporter = StatusReporter(env=env, wait_status=wait_status)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(reporter.run)
         for _ in range(1_000):
@@ -165,7 +164,6 @@ async def test_marks_are_left_on_change_and_now_and_then_never_per_task(
 
     renewals = 100 / reporter.renew_s
     assert len(counting.left) <= 1 + 1 + renewals + 1
-    assert await counting.list_status("workers") == []
     assert len(await counting.list_status(RUN)) == 1
 
 
@@ -183,15 +181,16 @@ class AbsentCoordinator(MemoryCoordinator):
 async def test_an_outage_of_the_coordinator_is_sat_out(autojump_clock: MockClock) -> None:
     world = make_world()
     absent = AbsentCoordinator(world.env.clock, Random(1))
-    env = replace(world.env, coordinator=absent)
-    reporter = StatusReporter(env=env, wait_status=WaitStatus(), limiter=FairLimiter(capacity=5))
+    env, wait_status = replace(world.env, coordinator=absent), WaitStatus()
+    wait_status.set_reason(RUN, WaitReason.JOB_CAP, at=env.now())
+    reporter = StatusReporter(env=env, wait_status=wait_status)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(reporter.run)
         await trio.sleep(60)
         absent.is_back = True
         await trio.sleep(reporter.renew_s + reporter.poll_s)
 
-        assert len(await absent.list_status("workers")) == 1
+        assert len(await absent.list_status(RUN)) == 1
         nursery.cancel_scope.cancel()
 
 
@@ -206,6 +205,22 @@ def test_a_wait_reason_that_returns_at_once_keeps_its_start() -> None:
 
     assert (back.reason, back.since) == (WaitReason.JOB_CAP, T0)
     assert gone.reason is None
+
+
+def test_the_rate_of_a_run_that_ends_a_task_now_and_then_is_right_from_the_start() -> None:
+    wait_status = WaitStatus()
+
+    rates = []
+    for second in range(2, 42, 2):
+        if second % 8 == 0:
+            wait_status.count_finished(RUN)
+        else:
+            wait_status.set_reason(RUN, None, at=T0 + second)
+        rates.append(wait_status.take_reports(T0 + second, elapsed_s=2)[RUN].rate)
+
+    # One task in 8 s. The first one is no reason to expect one in each 2 s.
+    assert max(rates) < 0.2
+    assert 0.1 < rates[-1] < 0.2
 
 
 def test_the_longest_fetches_are_reported_the_oldest_first() -> None:

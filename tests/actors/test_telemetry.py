@@ -24,8 +24,8 @@ PAGE = Scraped(status=200, content_type="text/html", body=b"12345")
 
 def value(world_metrics: object, name: str, **labels: str) -> float | None:
     registry = world_metrics.registry  # type: ignore[attr-defined]
-    found: float | None = registry.get_sample_value(name, labels)
-    return found
+    sample: float | None = registry.get_sample_value(name, labels)
+    return sample
 
 
 async def test_outcomes_are_counted_by_result_and_reason(autojump_clock: MockClock) -> None:
@@ -171,5 +171,7 @@ async def test_each_failed_delivery_is_logged_once(
     lines = [record for record in caplog.records if record.message == "webhook event not delivered"]
     assert [record.attempts for record in lines] == [1, 2]  # type: ignore[attr-defined]
     assert {record.job for record in lines} == {accepted.job.job_id}  # type: ignore[attr-defined]
+    assert {record.run for record in lines} == {accepted.run.run_id}  # type: ignore[attr-defined]
+    assert all(record.cause for record in lines)  # type: ignore[attr-defined]
     delivered = value(world.metrics, "conveyor_webhook_deliveries_total", outcome="delivered")
     assert delivered == 1

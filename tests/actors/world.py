@@ -160,7 +160,7 @@ class World:
 class NoSignals:
     """The signals of a process from which no signal reaches the worker."""
 
-    async def run_changed(self, job_id: JobId, run_id: RunId) -> None:
+    async def run_changed(self, job_id: JobId, run_id: RunId, tasks: int = 0) -> None:
         await trio.lowlevel.checkpoint()
 
     async def batch_opened(self, job_id: JobId, run_id: RunId) -> None:

@@ -49,8 +49,8 @@ def _operation(method: str, path: str) -> dict[str, Any] | None:
     for template, methods in document["paths"].items():
         pattern = re.sub(r"\{\w+\}", "[^/]+", template)
         if re.fullmatch(pattern, path.removeprefix("/v1")) and method.lower() in methods:
-            found: dict[str, Any] = methods[method.lower()]
-            return found
+            operation: dict[str, Any] = methods[method.lower()]
+            return operation
     return None
 
 

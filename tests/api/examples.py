@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 
 import msgspec
 import trio
+from trio.testing import MockClock
 
 from conveyor.api.route import Route
 from conveyor.api.server.app import ROUTES, make_app
@@ -203,5 +204,7 @@ def record() -> dict[str, Any]:
         problems = {status: (await send_refused(status)).json for status in REFUSED}
         return {"responses": responses, "problems": problems}
 
-    recorded: dict[str, Any] = msgspec.to_builtins(trio.run(collect), str_keys=True)
+    # The examples contain durations, which must not depend on how busy the machine is.
+    clock = MockClock(autojump_threshold=0)
+    recorded: dict[str, Any] = msgspec.to_builtins(trio.run(collect, clock=clock), str_keys=True)
     return recorded

@@ -12,28 +12,28 @@ from tests.api.world import World, make_world
 async def test_a_job_shows_its_budget_and_a_run_what_is_left_of_it(world: World) -> None:
     job = await world.submit(1, budget={"credits": 1000})
 
-    shown = (await world.get(f"/v1/jobs/{job['job_id']}")).json
+    body = (await world.get(f"/v1/jobs/{job['job_id']}")).json
 
     assert job["latest_run"]["budget"] == {"credits": 1000, "left": 1000}
-    assert shown["budget"] == {"credits": 1000}
+    assert body["budget"] == {"credits": 1000}
 
 
 async def test_a_budget_in_money_is_given_as_text_and_kept_exactly(world: World) -> None:
     job = await world.submit(1, budget={"cost": "12.50"})
 
-    shown = (await world.get(f"/v1/jobs/{job['job_id']}")).json
+    body = (await world.get(f"/v1/jobs/{job['job_id']}")).json
 
     assert job["latest_run"]["budget"] == {"cost": 12.5, "left": 12.5}
-    assert shown["budget"] == {"cost": "12.500000"}
+    assert body["budget"] == {"cost": "12.500000"}
 
 
 async def test_a_job_without_limits_shows_none(world: World) -> None:
     job = await world.submit(1)
 
-    shown = (await world.get(f"/v1/jobs/{job['job_id']}")).json
+    body = (await world.get(f"/v1/jobs/{job['job_id']}")).json
 
     assert "budget" not in job["latest_run"]
-    assert {"budget", "host_limits"}.isdisjoint(shown)
+    assert {"budget", "host_limits"}.isdisjoint(body)
 
 
 async def test_a_budget_is_changed_by_putting_another(world: World) -> None:
@@ -110,12 +110,16 @@ async def test_a_limit_that_cannot_be_is_refused_with_a_pointer_to_it(
 
 
 async def test_host_limits_are_shown_as_they_hold(world: World) -> None:
-    given = {"concurrency": 2, "rate_per_s": 5.0, "hosts": {"SLOW.example": {"rate_per_s": 0.5}}}
-    job = await world.submit(1, host_limits=given)
+    host_limits = {
+        "concurrency": 2,
+        "rate_per_s": 5.0,
+        "hosts": {"SLOW.example": {"rate_per_s": 0.5}},
+    }
+    job = await world.submit(1, host_limits=host_limits)
 
-    shown = (await world.get(f"/v1/jobs/{job['job_id']}")).json
+    body = (await world.get(f"/v1/jobs/{job['job_id']}")).json
 
-    assert shown["host_limits"] == {**given, "hosts": {"slow.example": {"rate_per_s": 0.5}}}
+    assert body["host_limits"] == {**host_limits, "hosts": {"slow.example": {"rate_per_s": 0.5}}}
 
 
 async def test_spend_adds_up_from_task_to_run(world: World) -> None:

@@ -17,7 +17,7 @@ def cached(world: World) -> World:
     return world.seen_through(replace(world.env, cache=cache))
 
 
-def done_in(run: Any) -> int:
+def count_done(run: Any) -> int:
     done: int = run["stats"]["completed"]
     return done
 
@@ -29,7 +29,8 @@ async def shown(world: World, job_id: str, run_id: str) -> set[int]:
     jobs = (await world.get("/v1/jobs")).json["jobs"]
     runs = (await world.get(f"/v1/jobs/{job_id}/runs")).json["runs"]
     return {
-        done_in(run_view) for run_view in (job["latest_run"], run, jobs[0]["latest_run"], runs[0])
+        count_done(run_view)
+        for run_view in (job["latest_run"], run, jobs[0]["latest_run"], runs[0])
     }
 
 
@@ -64,7 +65,7 @@ async def test_who_changes_a_run_is_shown_it_as_it_is_and_nobody_less_from_then_
     answer = (await cached.post(f"/v1/jobs/{job_id}/{verb}")).json
 
     assert before == {0}
-    assert done_in(answer) == 1
+    assert count_done(answer) == 1
     assert await shown(cached, job_id, run_id) == {1}
 
 

@@ -31,7 +31,7 @@ async def _cursor(world: World, path: str, **options: str) -> str:
     return cursor
 
 
-def _damaged(cursor: str) -> list[str]:
+def _damage(cursor: str) -> list[str]:
     noise = random.Random(3)
     flips = []
     for _ in range(40):
@@ -51,7 +51,7 @@ async def test_a_cursor_that_was_not_answered_is_refused(world: World, of: str) 
     path = "/v1/jobs" if of == "jobs" else f"/v1/jobs/{job['job_id']}/{of}"
     good = await _cursor(world, f"{path}?limit=1")
 
-    for bad in BAD + _damaged(good):
+    for bad in BAD + _damage(good):
         seen = await world.get(f"{path}?limit=1&cursor={quote(bad)}")
         assert (seen.status, seen.code) == (400, "invalid_cursor"), bad[:80]
 

@@ -94,7 +94,7 @@ UPLOADS: list[tuple[Any, bytes | None]] = [
 ]
 
 
-def _foreseen(dry: Seen) -> int:
+def _predicted_total(dry: Seen) -> int:
     return int(dry.json["would_answer"]) if dry.status == 200 else dry.status
 
 
@@ -109,7 +109,7 @@ async def test_a_dry_submit_answers_what_the_real_one_does(seed: int) -> None:
         real = await world.post("/v1/jobs", body)
 
         statuses.add(real.status)
-        assert _foreseen(dry) == real.status, (body, dry.body, real.body)
+        assert _predicted_total(dry) == real.status, (body, dry.body, real.body)
         if dry.status >= 400:
             assert dry.code == real.code, body
         if real.status in {201, 202}:
@@ -151,7 +151,7 @@ async def test_a_dry_rerun_answers_what_the_real_one_does(
     dry = await world.post(f"{path}{query or '?'}{'&' if query else ''}dry_run=true")
     real = await world.post(path + query)
 
-    assert _foreseen(dry) == real.status, (dry.body, real.body)
+    assert _predicted_total(dry) == real.status, (dry.body, real.body)
     if dry.status >= 400:
         assert dry.code == real.code
 

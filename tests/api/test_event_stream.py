@@ -131,8 +131,8 @@ async def test_what_another_process_did_is_found_without_being_told(world: World
         # The same rows, and readers of its own to wake.
         other_process = replace(world.env, news=EventWakeups())
         caller = caller_id(ANNA, SECRET)
-        asked = Submission(drafts=[TaskDraft(url="https://example.com/")])
-        await jobs.submit(other_process, caller, asked, job_id=JobId(world.env.new_id()))
+        submission = Submission(drafts=[TaskDraft(url="https://example.com/")])
+        await jobs.submit(other_process, caller, submission, job_id=JobId(world.env.new_id()))
         frames = await reader.read(2)
 
     assert [frame["id"] for frame in frames] == ["1", "2"]

@@ -56,9 +56,12 @@ async def test_the_end_of_an_ingest_is_told(world: World) -> None:
     for batch in await ingest.open_batches_of(world.env, run.job_id, run_id):
         await reconcile.finish_batch(world.env, batch)
 
-    (*_, told) = (await world.get("/v1/events")).json["events"]
+    (*_, last_event) = (await world.get("/v1/events")).json["events"]
 
-    assert (told["type"], told["data"]["tasks"]) == ("ingest.done", limits.SYNC_TASKS_MAX)
+    assert (last_event["type"], last_event["data"]["tasks"]) == (
+        "ingest.done",
+        limits.SYNC_TASKS_MAX,
+    )
 
 
 async def test_a_feed_is_read_page_by_page_and_behind_a_place(world: World) -> None:
@@ -92,13 +95,13 @@ async def test_a_deleted_job_leaves_only_the_news_of_its_deletion(world: World) 
 
     seen = await world.get("/v1/events")
 
-    told = [(event["type"], event["data"]) for event in seen.json["events"]]
-    assert ("job.deleted", {"job_id": job["job_id"]}) in told
-    assert [kind for kind, data in told if data["job_id"] == other["job_id"]] == [
+    events = [(event["type"], event["data"]) for event in seen.json["events"]]
+    assert ("job.deleted", {"job_id": job["job_id"]}) in events
+    assert [kind for kind, data in events if data["job_id"] == other["job_id"]] == [
         "job.created",
         "run.created",
     ]
-    assert len(told) == 3
+    assert len(events) == 3
     assert b"secret-name" not in seen.body
 
 

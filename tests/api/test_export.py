@@ -134,7 +134,7 @@ async def test_nobody_else_sees_an_export(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "start", "end"),
+    ("range_header", "start", "end"),
     [
         ("bytes=0-", 0, None),
         ("bytes=5-", 5, None),
@@ -143,14 +143,14 @@ async def test_nobody_else_sees_an_export(world: World) -> None:
     ],
 )
 async def test_a_file_is_had_from_some_byte_on(
-    world: World, wanted: str, start: int, end: int | None
+    world: World, range_header: str, start: int, end: int | None
 ) -> None:
     _, address = await an_ended_job(world)
     export = await made(world, address)
     path = path_of(export["download_url"])
     whole = (await world.get(path, key=None)).body
 
-    seen = await world.get(path, key=None, headers={"Range": wanted})
+    seen = await world.get(path, key=None, headers={"Range": range_header})
 
     assert seen.body == whole[start:end]
     assert int(seen.headers["Content-Length"]) == len(seen.body)
@@ -163,13 +163,17 @@ async def test_a_file_is_had_from_some_byte_on(
 
 
 @pytest.mark.parametrize(
-    "wanted", ["bytes=-5", "bytes=1-2,4-5", "bytes=9-3", "lines=1-2", "bytes=x-"]
+    "range_header", ["bytes=-5", "bytes=1-2,4-5", "bytes=9-3", "lines=1-2", "bytes=x-"]
 )
-async def test_any_other_way_to_ask_for_a_part_gets_the_whole(world: World, wanted: str) -> None:
+async def test_any_other_way_to_ask_for_a_part_gets_the_whole(
+    world: World, range_header: str
+) -> None:
     _, address = await an_ended_job(world)
     export = await made(world, address)
 
-    seen = await world.get(path_of(export["download_url"]), key=None, headers={"Range": wanted})
+    seen = await world.get(
+        path_of(export["download_url"]), key=None, headers={"Range": range_header}
+    )
 
     assert (seen.status, len(seen.body)) == (200, export["size_bytes"])
 
@@ -177,9 +181,9 @@ async def test_any_other_way_to_ask_for_a_part_gets_the_whole(world: World, want
 async def test_a_part_behind_the_end_is_refused(world: World) -> None:
     _, address = await an_ended_job(world)
     export = await made(world, address)
-    wanted = {"Range": f"bytes={export['size_bytes']}-"}
+    range_header = {"Range": f"bytes={export['size_bytes']}-"}
 
-    seen = await world.get(path_of(export["download_url"]), key=None, headers=wanted)
+    seen = await world.get(path_of(export["download_url"]), key=None, headers=range_header)
 
     assert (seen.status, seen.code) == (416, "range_not_satisfiable")
 
@@ -231,14 +235,14 @@ async def test_a_repeated_request_is_the_same_export(world: World) -> None:
 async def test_an_expired_result_is_shown_as_such_and_its_content_is_gone(world: World) -> None:
     run, _ = await an_ended_job(world, result_ttl_days=2)
     before = (await world.get(f"{run}/results?status=successful")).json["results"]
-    shown = (await world.get(run)).json
+    job = (await world.get(run)).json
 
     world.clock.advance(2 * 86_400)
     after = (await world.get(f"{run}/results?status=successful")).json["results"]
     content = await world.get(f"{run}/tasks/{before[0]['task_id']}/content")
     failed = (await world.get(f"{run}/results?status=failed")).json["results"]
 
-    assert shown["results_expire_at"] == "2023-11-16T22:13:20.000Z"
+    assert job["results_expire_at"] == "2023-11-16T22:13:20.000Z"
     assert [row["status"] for row in before] == ["successful", "successful"]
     assert [(row["status"], row["result_url"]) for row in after] == [("expired", None)] * 2
     assert (content.status, content.code) == (410, "result_expired")
@@ -262,9 +266,9 @@ async def test_the_days_that_this_server_keeps_bodies_are_told_to_who_asks_for_m
 
     refused = await world.post("/v1/jobs", {**body, "result_ttl_days": 8})
     plain = (await world.post("/v1/jobs", body)).json
-    shown = (await world.get(f"/v1/jobs/{plain['job_id']}")).json
+    job = (await world.get(f"/v1/jobs/{plain['job_id']}")).json
 
     assert (refused.status, refused.code) == (400, "invalid_argument")
     assert refused.json["errors"][0]["pointer"] == "/result_ttl_days"
     assert "at most 7 days" in refused.json["detail"]
-    assert shown["result_ttl_days"] == 7
+    assert job["result_ttl_days"] == 7

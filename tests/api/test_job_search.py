@@ -26,7 +26,7 @@ async def three_jobs(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("query", "found"),
+    ("query", "job_names"),
     [
         ("run_status=running", ["Alive"]),
         ("run_status=running,pending", ["Alive"]),
@@ -40,28 +40,28 @@ async def three_jobs(world: World) -> None:
     ],
 )
 async def test_jobs_are_filtered_by_their_latest_run_and_their_name(
-    world: World, query: str, found: list[str]
+    world: World, query: str, job_names: list[str]
 ) -> None:
     await three_jobs(world)
 
-    assert await names(world, query) == found
+    assert await names(world, query) == job_names
 
 
 @pytest.mark.parametrize("query", ["name=job", "run_status=running", "run_status=pending,running"])
 async def test_pages_of_a_filtered_list_show_each_job_once(world: World, query: str) -> None:
     for number in range(5):
         await world.submit(1, name=f"job {number}")
-    found: list[str] = []
+    job_names: list[str] = []
     cursor = ""
 
     while True:
         seen = (await world.get(f"/v1/jobs?{query}&limit=2{cursor}")).json
-        found += [job["name"] for job in seen["jobs"]]
+        job_names += [job["name"] for job in seen["jobs"]]
         if seen["next_cursor"] is None:
             break
         cursor = f"&cursor={seen['next_cursor']}"
 
-    assert found == [f"job {number}" for number in (4, 3, 2, 1, 0)]
+    assert job_names == [f"job {number}" for number in (4, 3, 2, 1, 0)]
 
 
 async def test_a_cursor_is_valid_for_its_own_filter_only(world: World) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from conveyor.domain.submit.scraper_params import DIRECT_SUPPORT
 from tests.api.world import World, make_world
 
 
@@ -55,17 +56,17 @@ async def test_a_job_shows_what_it_was_given_but_not_its_headers(world: World) -
         max_inflight=7,
     )
 
-    shown = (await world.get(f"/v1/jobs/{job['job_id']}")).json
+    body = (await world.get(f"/v1/jobs/{job['job_id']}")).json
 
-    assert shown["name"] == "Prices"
-    assert shown["metadata"] == {"team": "x"}
-    assert shown["zenrows_params"] == {"autoparse": "true", "custom_headers": "***"}
-    assert shown["format"] == "json"
-    assert shown["type"] == "regular"
-    assert shown["max_inflight"] == 7
-    assert shown["latest_run"]["stats"]["total"] == 2
-    assert shown["created_at"] == "2023-11-14T22:13:20.000Z"
-    assert "external_id" not in shown
+    assert body["name"] == "Prices"
+    assert body["metadata"] == {"team": "x"}
+    assert body["zenrows_params"] == {"autoparse": "true", "custom_headers": "***"}
+    assert body["format"] == "json"
+    assert body["type"] == "regular"
+    assert body["max_inflight"] == 7
+    assert body["latest_run"]["stats"]["total"] == 2
+    assert body["created_at"] == "2023-11-14T22:13:20.000Z"
+    assert "external_id" not in body
 
 
 async def test_a_large_job_is_accepted_and_ingested_later() -> None:
@@ -327,9 +328,9 @@ async def test_a_live_run_cannot_be_rerun(world: World) -> None:
 
 
 async def test_jobs_are_listed_newest_first_page_by_page(world: World) -> None:
-    made = []
+    jobs = []
     for _ in range(5):
-        made.append((await world.submit())["job_id"])
+        jobs.append((await world.submit())["job_id"])
         world.clock.advance(1)
 
     first = (await world.get("/v1/jobs?limit=2")).json
@@ -337,7 +338,7 @@ async def test_jobs_are_listed_newest_first_page_by_page(world: World) -> None:
     third = (await world.get(f"/v1/jobs?limit=2&cursor={second['next_cursor']}")).json
 
     pages = [first, second, third]
-    assert [job["job_id"] for page in pages for job in page["jobs"]] == made[::-1]
+    assert [job["job_id"] for page in pages for job in page["jobs"]] == jobs[::-1]
     assert third["next_cursor"] is None
 
 
@@ -345,14 +346,14 @@ async def test_jobs_are_filtered_by_status_and_type(world: World) -> None:
     closed = (await world.submit())["job_id"]
     opened = (await world.post("/v1/jobs", {"status": "open"})).json["job_id"]
 
-    async def listed(query: str) -> list[str]:
+    async def list_names(query: str) -> list[str]:
         return [job["job_id"] for job in (await world.get(f"/v1/jobs?{query}")).json["jobs"]]
 
-    assert await listed("status=open") == [opened]
-    assert await listed("status=closed") == [closed]
-    assert await listed("status=deleted") == []
-    assert sorted(await listed("type=regular")) == sorted([opened, closed])
-    assert await listed("type=scheduled") == []
+    assert await list_names("status=open") == [opened]
+    assert await list_names("status=closed") == [closed]
+    assert await list_names("status=deleted") == []
+    assert sorted(await list_names("type=regular")) == sorted([opened, closed])
+    assert await list_names("type=scheduled") == []
 
 
 @pytest.mark.parametrize(
@@ -366,3 +367,30 @@ async def test_a_bad_query_is_refused(world: World, query: str) -> None:
     seen = await world.get(f"/v1/jobs?{query}")
 
     assert (seen.status, seen.code) == (400, "invalid_argument")
+
+
+@pytest.mark.parametrize("query", ["", "?dry_run=true"])
+async def test_a_job_with_a_parameter_that_the_gateway_cannot_honour_is_refused(query: str) -> None:
+    world = make_world(gateway=DIRECT_SUPPORT)
+    job = {"tasks": [{"url": "https://example.com/"}], "zenrows_params": {"css_extractor": "{}"}}
+
+    seen = await world.post(f"/v1/jobs{query}", job)
+
+    assert (seen.status, seen.json["code"]) == (400, "invalid_argument")
+    assert seen.json["errors"][0]["pointer"] == "/zenrows_params/css_extractor"
+    assert "CONVEYOR_GATEWAY_URL" in seen.json["detail"]
+
+
+async def test_a_line_with_a_parameter_that_the_gateway_cannot_honour_is_invalid() -> None:
+    world = make_world(gateway=DIRECT_SUPPORT)
+    bad = {"url": "https://example.com/", "zenrows_params": {"js_render": True}}
+    tasks = [{"url": "https://example.com/"}, bad]
+    invalid = [{"index": 1, "reason": "unsupported_param", "value": "js_render"}]
+
+    refused = await world.post("/v1/jobs", {"tasks": tasks})
+    foretold = await world.post("/v1/jobs?dry_run=true", {"tasks": tasks, "on_invalid": "skip"})
+    skipped = await world.post("/v1/jobs", {"tasks": tasks, "on_invalid": "skip"})
+
+    assert (refused.status, refused.json["invalid_tasks"]) == (400, invalid)
+    assert foretold.json["invalid_tasks"] == invalid
+    assert skipped.status == 201

@@ -30,6 +30,7 @@ ANSWERS = {
         "conveyor_leases_held",
         "conveyor_leases_lost_total",
         "conveyor_slots",
+        "conveyor_slots_usable",
         "conveyor_tasks_inflight",
     ],
     "webhook deliveries": ["conveyor_webhook_deliveries_total"],

@@ -113,10 +113,10 @@ async def test_a_client_that_hangs_up_does_not_undo_what_was_begun(
     world: World, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     whole = world.engine.store.commit
-    begun = trio.Event()
+    start_event = trio.Event()
 
     async def slow_commit(changes: list[Change]) -> list[Verdict]:
-        begun.set()
+        start_event.set()
         await trio.sleep(5)
         return await whole(changes)
 
@@ -127,7 +127,7 @@ async def test_a_client_that_hangs_up_does_not_undo_what_was_begun(
     async def receive() -> dict[str, object]:
         for event in events:
             return event
-        await begun.wait()
+        await start_event.wait()
         return {"type": "http.disconnect"}
 
     async def send(event: object) -> None:

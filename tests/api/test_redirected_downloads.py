@@ -18,8 +18,8 @@ class DirectBlobs(MemoryBlobs):
     async def download_url(
         self, key: str, *, content_type: str, filename: str, expires_at: float
     ) -> str:
-        asked = {"type": content_type, "name": filename, "at": int(expires_at)}
-        return f"https://bucket.test/{key}?{urlencode(asked)}"
+        params = {"type": content_type, "name": filename, "at": int(expires_at)}
+        return f"https://bucket.test/{key}?{urlencode(params)}"
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def world() -> World:
     return make_world(blobs=DirectBlobs())
 
 
-def said(address: str) -> dict[str, str]:
+def headers_of(address: str) -> dict[str, str]:
     return {name: value for name, [value] in parse_qs(urlsplit(address).query).items()}
 
 
@@ -43,7 +43,7 @@ async def test_a_body_is_a_redirect_to_where_it_lies_as_the_file_it_would_have_b
     assert seen.headers["Cache-Control"] == "no-store"
     address = seen.headers["Location"]
     assert urlsplit(address).path.startswith(f"/jobs/{job['job_id']}/runs/")
-    assert said(address) == {
+    assert headers_of(address) == {
         "type": "text/html; charset=utf-8",
         "name": f"{task.task_id}.html",
         "at": str(int(world.clock.now() + limits.DIRECT_URL_TTL_S)),
@@ -70,10 +70,10 @@ async def test_who_does_not_ask_for_a_redirect_is_given_the_body(world: World) -
     [task] = await world.finish(job)
     path = f"/v1/jobs/{job['job_id']}/tasks/{task.task_id}/content"
 
-    asked = [await world.get(path), await world.get(f"{path}?redirect=false")]
+    responses = [await world.get(path), await world.get(f"{path}?redirect=false")]
     odd = await world.get(f"{path}?redirect=perhaps")
 
-    assert [(seen.status, seen.body) for seen in asked] == [(200, b"<p>")] * 2
+    assert [(seen.status, seen.body) for seen in responses] == [(200, b"<p>")] * 2
     assert (odd.status, odd.code) == (400, "invalid_argument")
 
 
@@ -110,7 +110,7 @@ async def test_the_file_of_an_export_is_a_redirect_once_it_is_made(world: World)
 
     assert early.code == "export_not_ready"
     assert seen.status == 302
-    assert said(seen.headers["Location"])["name"].endswith(".csv")
+    assert headers_of(seen.headers["Location"])["name"].endswith(".csv")
 
 
 async def test_no_address_outlives_what_it_leads_to() -> None:
@@ -126,5 +126,5 @@ async def test_no_address_outlives_what_it_leads_to() -> None:
     body = await world.get(f"{run}/tasks/{task.task_id}/content?redirect=true")
     file = await world.get(f"{run}/exports/{export_id}/content?redirect=true")
 
-    ends = [said(seen.headers["Location"])["at"] for seen in (body, file)]
+    ends = [headers_of(seen.headers["Location"])["at"] for seen in (body, file)]
     assert ends == [str(int(world.clock.now() + 60))] * 2

@@ -64,8 +64,15 @@ async def test_the_life_of_a_run_is_logged(world: World, caplog: pytest.LogCaptu
     await world.finish(job)
     stopped = await world.submit()
     await world.post(f"/v1/jobs/{stopped['job_id']}/stop")
+    run = f"/v1/jobs/{stopped['job_id']}/runs/{stopped['latest_run']['run_id']}"
+    await world.call("DELETE", run)
+    await world.call("DELETE", f"/v1/jobs/{job['job_id']}")
 
-    lines = [record.message for record in caplog.records if record.message.startswith("run ")]
+    lines = [
+        record.message
+        for record in caplog.records
+        if record.message.startswith(("run ", "job ")) and not record.message.endswith("created")
+    ]
     assert lines == [
         "run started",
         "run paused",
@@ -73,6 +80,8 @@ async def test_the_life_of_a_run_is_logged(world: World, caplog: pytest.LogCaptu
         "run completed",
         "run started",
         "run stopped",
+        "run deleted",
+        "job deleted",
     ]
 
 

@@ -138,15 +138,15 @@ async def test_a_run_that_was_stopped_for_a_reason_shows_it(world: World) -> Non
 async def test_runs_are_listed_newest_first_page_by_page(world: World) -> None:
     job = await world.submit(1)
     job_id = job["job_id"]
-    made = [job["latest_run"]["run_id"]]
+    run_ids = [job["latest_run"]["run_id"]]
     for _ in range(3):
         await world.post(f"/v1/jobs/{job_id}/stop")
-        made.append((await world.post(f"/v1/jobs/{job_id}/rerun")).json["latest_run"]["run_id"])
+        run_ids.append((await world.post(f"/v1/jobs/{job_id}/rerun")).json["latest_run"]["run_id"])
 
     first = (await world.get(f"/v1/jobs/{job_id}/runs?limit=3")).json
     second = (await world.get(f"/v1/jobs/{job_id}/runs?cursor={first['next_cursor']}")).json
 
-    assert [run["run_id"] for run in first["runs"] + second["runs"]] == made[::-1]
+    assert [run["run_id"] for run in first["runs"] + second["runs"]] == run_ids[::-1]
     assert second["next_cursor"] is None
 
 

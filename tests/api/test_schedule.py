@@ -62,6 +62,11 @@ async def test_a_scheduled_job_is_accepted_without_a_run(world: World) -> None:
     assert job["schedule"] == HOURLY
     assert job["schedule_state"] == "active"
     assert job["next_scheduled_run"] == "2023-11-14T23:13:20.000Z"
+    assert job["next_scheduled_runs"][:2] == [
+        "2023-11-14T23:13:20.000Z",
+        "2023-11-15T00:13:20.000Z",
+    ]
+    assert len(job["next_scheduled_runs"]) == 5
     assert "latest_run" not in job
     assert "skipped_fires" not in job
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from conveyor.domain.ids import RunId
 from conveyor.domain.run.wait_reason import OpenFetch, RunReport, WorkerReport
 from conveyor.usecases.run import reconcile
-from conveyor.usecases.run.run_progress import publish_reports
+from conveyor.usecases.run.run_progress import publish_presence, publish_reports
 from tests.api.world import BERT, World
 
 
@@ -63,7 +63,8 @@ async def test_of_a_long_run_the_reported_fetches_are_shown(world: World) -> Non
         await world.claim(job_id, task)
     await world.succeed(job_id, ended)
     reported = tuple(OpenFetch(task.task_id, env.now()) for task in (second, ended))
-    await publish_reports(env, WorkerReport(5, 2), {RunId(run_id): RunReport(oldest=reported)})
+    await publish_presence(env, WorkerReport(5, 2))
+    await publish_reports(env, {RunId(run_id): RunReport(oldest=reported)})
 
     fetches = (await seen.get(f"/v1/jobs/{job_id}/runs/{run_id}/fetches")).json["fetches"]
 

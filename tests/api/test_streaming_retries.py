@@ -36,12 +36,12 @@ async def test_after_an_outage_the_retry_of_a_long_request_finishes_the_same_job
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = world.engine.store.commit
-    made: list[Change] = []
+    committed: list[Change] = []
 
     async def commit_then_lose_the_answer(changes: list[Change]) -> list[Verdict]:
         verdicts = await whole(changes)
-        if len(changes[0].writes) > 1 and not made:
-            made.extend(changes)
+        if len(changes[0].writes) > 1 and not committed:
+            committed.extend(changes)
             raise Unavailable("the connection was lost after the commit")
         return verdicts
 
@@ -89,7 +89,7 @@ async def test_another_try_that_came_between_is_asked_to_come_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the list arrives, another process begins on the same key and is lost."""
-    asked = idempotency.Request(
+    request = idempotency.Request(
         caller=caller_id(ANNA, SECRET),
         method="POST",
         path="/v1/jobs",
@@ -97,7 +97,7 @@ async def test_another_try_that_came_between_is_asked_to_come_again(
         fingerprint=idempotency.fingerprint(json.dumps({"tasks": lines()}).encode()),
     )
     claim = idempotency.claim_key(
-        asked, None, subject=world.env.new_id(), owner="lost", now=world.env.now()
+        request, None, subject=world.env.new_id(), owner="lost", now=world.env.now()
     )
     whole = world.env.blobs.put_stream
 

@@ -288,6 +288,6 @@ def test_lines_are_the_same_wherever_the_body_is_cut(data: st.DataObject) -> Non
         for draft in body.feed(whole[start:end])
     ]
 
-    asked = decode_submit(whole)
-    assert drafts == drafts_of(asked.tasks or [])
-    assert decode_submit(body.end()) == msgspec.structs.replace(asked, tasks=[])
+    request = decode_submit(whole)
+    assert drafts == drafts_of(request.tasks or [])
+    assert decode_submit(body.end()) == msgspec.structs.replace(request, tasks=[])

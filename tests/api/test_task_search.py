@@ -45,18 +45,18 @@ async def test_results_are_filtered(world: World, query: str, indexes: set[int])
 @pytest.mark.parametrize("order", ["id", "list"])
 async def test_pages_of_filtered_results_show_each_task_once(world: World, order: str) -> None:
     path, _ = await a_run(world)
-    found: list[int] = []
+    indexes: list[int] = []
     cursor = ""
 
     while True:
         page = (await world.get(f"{path}/results?text=e&order={order}&limit=1{cursor}")).json
-        found += [task["index"] for task in page["results"]]
+        indexes += [task["index"] for task in page["results"]]
         if page["next_cursor"] is None:
             break
         cursor = f"&cursor={page['next_cursor']}"
 
-    assert sorted(found) == [0, 1, 2, 3]
-    assert found == [0, 1, 2, 3] or order == "id"
+    assert sorted(indexes) == [0, 1, 2, 3]
+    assert indexes == [0, 1, 2, 3] or order == "id"
 
 
 @pytest.mark.parametrize("query", ["reason=unknown", "order=random"])

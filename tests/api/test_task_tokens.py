@@ -18,7 +18,7 @@ TASKS = [{"url": "https://example.com/"}]
 
 
 @pytest.fixture
-def told() -> World:
+def workflow_world() -> World:
     """A world with state machines in it."""
     world = make_world()
     world.env = replace(world.env, workflows=Machine())
@@ -32,16 +32,16 @@ def told() -> World:
     return world
 
 
-async def test_a_token_is_taken_and_shown_nowhere(told: World) -> None:
-    seen = await told.post("/v1/jobs", {"tasks": TASKS, "sfn_task_token": TOKEN})
-    await told.finish(seen.json)
+async def test_a_token_is_taken_and_shown_nowhere(workflow_world: World) -> None:
+    seen = await workflow_world.post("/v1/jobs", {"tasks": TASKS, "sfn_task_token": TOKEN})
+    await workflow_world.finish(seen.json)
 
     path = f"/v1/jobs/{seen.json['job_id']}"
-    deliveries = await told.get(f"{path}/webhook/deliveries")
-    shown = [seen, await told.get(path), deliveries]
+    deliveries = await workflow_world.get(f"{path}/webhook/deliveries")
+    responses = [seen, await workflow_world.get(path), deliveries]
     assert seen.status == 201
     assert [delivery["channel"] for delivery in deliveries.json["deliveries"]] == ["step_functions"]
-    assert not any(TOKEN.encode() in response.body for response in shown)
+    assert not any(TOKEN.encode() in response.body for response in responses)
 
 
 async def test_without_state_machines_a_token_is_refused() -> None:
@@ -53,19 +53,21 @@ async def test_without_state_machines_a_token_is_refused() -> None:
 
 
 @pytest.mark.parametrize("token", ["", "x" * 2049, "a b", "a\n", "é", 7])
-async def test_a_token_that_is_none_is_refused_unquoted(told: World, token: object) -> None:
-    seen = await told.post("/v1/jobs", {"tasks": TASKS, "sfn_task_token": token})
+async def test_a_token_that_is_none_is_refused_unquoted(
+    workflow_world: World, token: object
+) -> None:
+    seen = await workflow_world.post("/v1/jobs", {"tasks": TASKS, "sfn_task_token": token})
 
     assert seen.status == 400
     assert seen.json["errors"][0]["pointer"] == "/sfn_task_token"
     assert "xxx" not in seen.body.decode()
 
 
-async def test_a_schedule_takes_no_token(told: World) -> None:
+async def test_a_schedule_takes_no_token(workflow_world: World) -> None:
     schedule = {"rate": {"every": 1, "unit": "day"}}
     body = {"type": "scheduled", "schedule": schedule, "tasks": TASKS, "sfn_task_token": TOKEN}
 
-    seen = await told.post("/v1/jobs", body)
+    seen = await workflow_world.post("/v1/jobs", body)
 
     assert seen.status == 400
     assert seen.json["errors"][0]["pointer"] == "/sfn_task_token"

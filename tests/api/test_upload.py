@@ -62,14 +62,14 @@ async def test_a_list_is_uploaded_without_a_key_and_becomes_a_job(world: World) 
     job = seen.json
     run = (await world.get(f"/v1/jobs/{job['job_id']}")).json["latest_run"]
     results = (await world.get(f"/v1/jobs/{job['job_id']}/results")).json["results"]
-    shown = sorted((row["index"], row["url"], row["external_id"]) for row in results)
+    rows = sorted((row["index"], row["url"], row["external_id"]) for row in results)
     assert (uploaded.status, uploaded.json["size_bytes"]) == (200, len(ROWS))
     assert slot["upload"]["method"] == "PUT"
     assert slot["upload"]["headers"] == {"Content-Type": "text/csv"}
     assert seen.status == 202
     assert (job["accepted_tasks"], job["latest_run"]["ingest_status"]) == (3, "pending")
     assert (run["ingest_status"], run["stats"]["total"], run["stats"]["failed"]) == ("done", 3, 1)
-    assert shown == [
+    assert rows == [
         (0, "https://example.com/1", "n1"),
         (1, "https://example.com/2", "n2"),
         (2, "ftp://example.com/3", "n3"),

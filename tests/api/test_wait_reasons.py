@@ -31,9 +31,8 @@ async def test_what_another_process_saw_is_shown_until_it_is_too_old(world: Worl
     job = await world.submit(100, max_inflight=4)
     run = await world.run(job["job_id"], job["latest_run"]["run_id"])
     sighting = RunReport(WaitReason.JOB_CAP, world.clock.now(), rate=0.3)
-    await run_progress.publish_reports(
-        world.env, WorkerReport(50, 4), {RunId(run.run_id): sighting}
-    )
+    await run_progress.publish_presence(world.env, WorkerReport(50, 4))
+    await run_progress.publish_reports(world.env, {RunId(run.run_id): sighting})
     await world.env.coordinator.acquire(
         run.job_id, run.run_id, count_max=9, cap=4, ttl_s=limits.LEASE_TTL_S
     )

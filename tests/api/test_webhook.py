@@ -45,13 +45,13 @@ async def test_a_webhook_is_set_read_and_removed(world: World) -> None:
 
     before = await world.get(path)
     put = await world.call("PUT", path, HOOK)
-    shown = await world.get(path)
+    response = await world.get(path)
     inline = (await world.get(f"/v1/jobs/{job['job_id']}")).json["webhook"]
     removed = [(await world.call("DELETE", path)).status for _ in range(2)]
 
     assert (before.status, before.code) == (404, "not_found")
     assert put.status == 200
-    assert put.json == shown.json == inline == HOOK
+    assert put.json == response.json == inline == HOOK
     assert removed == [204, 204]
     assert (await world.get(path)).status == 404
 
@@ -214,22 +214,22 @@ async def test_a_receiver_is_tried_out_and_its_answer_told(
     seen = await world.post("/v1/webhook/test", {"url": HOOK["url"]})
 
     (message,) = world.receiver.heard
-    told = seen.json
+    body = seen.json
     assert seen.status == 200
-    assert told.pop("event_id") == message.event_id
-    assert told.pop("elapsed_ms") >= 0
-    assert told == expected
+    assert body.pop("event_id") == message.event_id
+    assert body.pop("elapsed_ms") >= 0
+    assert body == expected
     assert '"event_type":"webhook.test"' in message.payload
     assert message.secrets == ()
 
 
 async def test_a_trial_is_signed_where_that_is_asked_for(world: World) -> None:
-    made = await rotate(world)
+    rotation = await rotate(world)
 
     await world.post("/v1/webhook/test", SIGNED)
 
     (message,) = world.receiver.heard
-    assert [secret.kid for secret in message.secrets] == [made["kid"]]
+    assert [secret.kid for secret in message.secrets] == [rotation["kid"]]
 
 
 async def test_a_trial_that_has_to_be_made_again_is_the_same_event(world: World) -> None:

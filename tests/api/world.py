@@ -23,7 +23,7 @@ from conveyor.domain.queries import TasksOf
 from conveyor.domain.run.settlement import Claimed
 from conveyor.domain.submit.target import TargetPolicy
 from conveyor.engines.memory import MemoryEngine, memory_engine
-from conveyor.engines.system.aes_secret_box import AesSecretBox
+from conveyor.engines.system import AesSecretBox
 from conveyor.ports.blobs import Blobs
 from conveyor.ports.coordinator import TeardownResult
 from conveyor.ports.gateway import NotScraped, Scraped
@@ -43,7 +43,7 @@ SECRET = b"s" * 32
 class SilentSignals:
     """A world without workers: signals go nowhere, and there is nothing to tear down."""
 
-    async def run_changed(self, job_id: JobId, run_id: RunId) -> None: ...
+    async def run_changed(self, job_id: JobId, run_id: RunId, tasks: int = 0) -> None: ...
 
     async def batch_opened(self, job_id: JobId, run_id: RunId) -> None: ...
 
@@ -184,10 +184,10 @@ class World:
         assert isinstance(verdict, Applied)
         await runs.complete_if_done(self.env, ref.job_id, ref.run_id)
 
-    async def fail(self, job_id: str, task: Task) -> None:
+    async def fail(self, job_id: str, task: Task, detail: str = "404 from there") -> None:
         """Brings a task to a bad end."""
         ref, held = await self.claim(job_id, task)
-        problem = make_problem("target_not_found", "The page does not exist", 404, "404 from there")
+        problem = make_problem("target_not_found", "The page does not exist", 404, detail)
         miss = NotScraped(reason=FailureReason.BAD_TARGET, problem=problem, retryable=False)
         job = await load_owned_job(self.env, (await self.run(job_id, task.run_id)).caller, job_id)
         verdict = await self.env.commit(tasks.judge_failure(self.env, job, ref, held, miss).change)

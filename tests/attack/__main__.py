@@ -64,7 +64,7 @@ def _print(name: str, report: Report, *, as_json: bool) -> None:
         return
     print(f"\n{name}")
     for figure in report.figures:
-        print(f"  {_mark(figure)} {figure.name}: {_shown(figure.value)}", end="")
+        print(f"  {_mark(figure)} {figure.name}: {_format(figure.value)}", end="")
         print(f"  (wanted {figure.relation} {figure.bound:g})", flush=True)
 
 
@@ -72,7 +72,7 @@ def _mark(figure: Figure) -> str:
     return "ok  " if figure.holds else "FAIL"
 
 
-def _shown(value: float | None) -> str:
+def _format(value: float | None) -> str:
     return (
         "not within the time watched"
         if value is None

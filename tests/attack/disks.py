@@ -143,7 +143,7 @@ def damaged_database(ground: Ground, report: Report) -> None:
         target.call("GET", f"/v1/jobs/{job_id}/results?limit=100")
         target.call("GET", f"/v1/jobs/{job_id}?n={number}")
     report.equals("status of /readyz", target.call("GET", "/readyz").status_code, 503)
-    told = [line for line in target.log_lines() if line.get("level") in {"error", "critical"}]
-    damaged = [line for line in told if "damaged" in line["message"]]
+    log_lines = [line for line in target.log_lines() if line.get("level") in {"error", "critical"}]
+    damaged = [line for line in log_lines if "damaged" in line["message"]]
     report.equals("errors in the log that name the damage", len(damaged), 1)
     target.end()

@@ -43,13 +43,13 @@ def things_without_end(ground: Ground, report: Report) -> None:
         target.wait_ended(job_id)
         run_id = target.run_of(job_id)["run_id"]
         path = f"/v1/jobs/{job_id}/runs/{run_id}/exports"
-        made = [target.call("POST", path).status_code for _ in range(40)]
+        statuses = [target.call("POST", path).status_code for _ in range(40)]
         slots = [
             target.call("POST", "/v1/job_inputs", json={"format": "text"}).status_code
             for _ in range(DEFAULTS[Quota.UPLOAD_SLOTS] + 30)
         ]
-        report.at_most("exports of a run", made.count(202), DEFAULTS[Quota.EXPORTS_PER_RUN])
-        report.equals("exports refused by quota", made.count(429), 40 - made.count(202))
+        report.at_most("exports of a run", statuses.count(202), DEFAULTS[Quota.EXPORTS_PER_RUN])
+        report.equals("exports refused by quota", statuses.count(429), 40 - statuses.count(202))
         report.at_most("file inputs", slots.count(201), DEFAULTS[Quota.UPLOAD_SLOTS])
 
 

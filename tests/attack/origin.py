@@ -125,7 +125,7 @@ class Site:
             case "/large":
                 await stream.send_all(response(b"x" * LARGE_BYTES))
             case "/encoded":
-                await stream.send_all(_encoded(request.query["kind"]))
+                await stream.send_all(_encode(request.query["kind"]))
             case "/delayed":
                 await trio.sleep(LATE_S)
                 await stream.send_all(response(b"<h1>planted by the attacker</h1>"))
@@ -145,7 +145,7 @@ class Site:
         return True
 
 
-def _encoded(kind: str) -> bytes:
+def _encode(kind: str) -> bytes:
     encoding, start, unit = NO_OUTPUT[kind]
     body = start + unit * (ENCODED_BYTES // len(unit))
     return response(body, f"Content-Encoding: {encoding}")

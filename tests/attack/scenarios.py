@@ -32,6 +32,7 @@ _ALL: tuple[Scenario, ...] = (
     tenants.idle_open_jobs,
     tenants.event_streams,
     tenants.audits_of_a_large_run,
+    tenants.searches_in_a_large_run,
     tenants.requests_that_grow,
     numbers.keys_by_the_hundred,
     numbers.things_without_end,

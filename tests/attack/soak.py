@@ -99,8 +99,8 @@ def _read_and_rerun(target: Target, job_id: str, key: str) -> None:
 def _export(target: Target, job_id: str, key: str) -> None:
     target.wait_ended(job_id, key)
     run_id = target.run_of(job_id, key)["run_id"]
-    made = target.call("POST", f"/v1/jobs/{job_id}/runs/{run_id}/exports", key, json={})
-    assert made.is_success, made.text
+    response = target.call("POST", f"/v1/jobs/{job_id}/runs/{run_id}/exports", key, json={})
+    assert response.is_success, response.text
     time.sleep(0.2)  # Some are deleted while they are made.
 
 

@@ -61,9 +61,9 @@ class Target:
             )
         give_up_at = time.monotonic() + START_S
         while time.monotonic() < give_up_at and self.process.poll() is None:
-            found = re.search(rb"listening on (http://[^\s\"]+)", self.log.read_bytes()[offset:])
-            if found is not None:
-                self.url = found.group(1).decode()
+            match = re.search(rb"listening on (http://[^\s\"]+)", self.log.read_bytes()[offset:])
+            if match is not None:
+                self.url = match.group(1).decode()
                 return
             time.sleep(0.02)
         raise AssertionError(f"the server did not start: {self.log.read_text()[-2000:]}")

@@ -247,17 +247,10 @@ def event_streams(ground: Ground, report: Report) -> None:
 
 def audits_of_a_large_run(ground: Ground, report: Report) -> None:
     """Eight audits at once of a run with many tasks."""
-    tasks_count = ground.choose(20_000, 200_000)
 
     def attack(ground: Ground, site: Site, target: Target, stack: ExitStack) -> None:
-        lines = [{"url": f"ftp://bad.test/{n}"} for n in range(tasks_count)]
-        answer = target.call(
-            "POST", "/v1/jobs", "attacker", json={"tasks": lines, "on_invalid": "skip"}
-        )
-        job_id = answer.json()["job_id"]
-        target.wait_ended(job_id, "attacker", deadline_s=120)
-        run_id = target.run_of(job_id, "attacker")["run_id"]
-        path = f"/v1/jobs/{job_id}/runs/{run_id}/audit"
+        run = _make_large_run(target, ground.choose(20_000, 200_000))
+        path = f"{run}/audit"
         threads = [
             threading.Thread(target=target.call, args=("GET", path, "attacker")) for _ in range(8)
         ]
@@ -266,6 +259,39 @@ def audits_of_a_large_run(ground: Ground, report: Report) -> None:
             stack.callback(thread.join)
 
     starve(ground, report, attack)
+
+
+def searches_in_a_large_run(ground: Ground, report: Report) -> None:
+    """Twenty clients of one caller search a run for a host that it does not have."""
+
+    def attack(ground: Ground, site: Site, target: Target, stack: ExitStack) -> None:
+        run = _make_large_run(target, ground.choose(20_000, 200_000))
+        path = f"{run}/results?host=nowhere.test&limit=1000"
+        is_over = threading.Event()
+
+        def search() -> None:
+            while not is_over.is_set():
+                target.call("GET", path, "attacker")
+
+        threads = [threading.Thread(target=search) for _ in range(20)]
+        for thread in threads:
+            thread.start()
+            stack.callback(thread.join)
+        stack.callback(is_over.set)
+
+    starve(ground, report, attack)
+
+
+def _make_large_run(target: Target, tasks_count: int) -> str:
+    """The path of an ended run of the attacker, none of whose lines can be fetched."""
+    lines = [{"url": f"ftp://bad.test/{n}"} for n in range(tasks_count)]
+    answer = target.call(
+        "POST", "/v1/jobs", "attacker", json={"tasks": lines, "on_invalid": "skip"}
+    )
+    job_id = answer.json()["job_id"]
+    target.wait_ended(job_id, "attacker", deadline_s=120)
+    run_id = target.run_of(job_id, "attacker")["run_id"]
+    return f"/v1/jobs/{job_id}/runs/{run_id}"
 
 
 def planted_responses(ground: Ground, report: Report) -> None:

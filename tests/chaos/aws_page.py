@@ -28,7 +28,7 @@ def write_aws(
     bad: Sequence[str],
 ) -> None:
     """All processes work on one deployment, which is audited when all have died."""
-    made = [*of_api, *of_worker]
+    outcomes = [*of_api, *of_worker]
     write_part(
         AWS,
         "\n".join(
@@ -40,7 +40,7 @@ def write_aws(
                 "everything must have happened, once, and the auditor finds nothing.",
                 "",
                 f"- {len(of_api)} points of the API, {len(of_worker)} of workers.",
-                f"- {len(made) - len(missed)} deaths, {len(missed)} points not met.",
+                f"- {len(outcomes) - len(missed)} deaths, {len(missed)} points not met.",
                 f"- **{len(bad)} bad outcomes.**",
                 *(f"- BAD: {complaint}" for complaint in bad),
                 "",

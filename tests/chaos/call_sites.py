@@ -31,14 +31,14 @@ def call_sites() -> set[str]:
     """Of an API and a worker. Commands that look at what lies there only read."""
     roots = [Path(actors.__file__).parent]
     roots += [Path(conveyor.__file__).parent / name for name in ("usecases", "api")]
-    found: set[str] = set()
+    sites: set[str] = set()
     for root in roots:
         for path in sorted(root.rglob("*.py")):
             base = root.parent
             module = ".".join(path.relative_to(base).with_suffix("").parts)
             if module != _ENV:
-                found.update(_sites_in(ast.parse(path.read_text()), module))
-    return found
+                sites.update(_sites_in(ast.parse(path.read_text()), module))
+    return sites
 
 
 def _sites_in(tree: ast.AST, inside: str) -> Iterator[str]:

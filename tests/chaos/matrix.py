@@ -58,18 +58,18 @@ def tell(story: str, folder: Path, crash_at: str) -> bool:
     """Whether the server died there. Raises AssertionError when the story does not end well."""
     folder.mkdir(parents=True, exist_ok=True)
     data = folder / "data"
-    told = STORIES[story]
-    first, *later = (*told.first_deaths, crash_at)
+    scenario = STORIES[story]
+    first, *later = (*scenario.first_deaths, crash_at)
     with a_site() as site, a_receiver() as receiver, ExitStack() as programs:
-        environ = {name: value.format(port=site.port) for name, value in told.environ.items()}
+        environ = {name: value.format(port=site.port) for name, value in scenario.environ.items()}
         server = programs.enter_context(a_program(data, environ, first))
         client = Client(server, site, receiver, lives=later)
-        told.tell(client)
+        scenario.tell(client)
         jobs = client.get("/v1/jobs")["jobs"]
-    found = violations(data)
-    assert len(jobs) == told.jobs_count, jobs
-    assert found == [], found
-    return client.deaths > len(told.first_deaths)
+    problems = violations(data)
+    assert len(jobs) == scenario.jobs_count, jobs
+    assert problems == [], problems
+    return client.deaths > len(scenario.first_deaths)
 
 
 def sample(points: Sequence[str], count: int, seed: str) -> list[str]:
@@ -92,7 +92,7 @@ class Matrix:
     def _sites_of(self, story: str) -> list[str]:
         known = self.outcomes.sites_of(story)
         if not known:
-            known = _recorded(story)
+            known = _record(story)
             self.outcomes.note_sites(story, known)
         return known
 
@@ -112,7 +112,7 @@ class Matrix:
         return outcome
 
 
-def _recorded(story: str) -> list[str]:
+def _record(story: str) -> list[str]:
     with tempfile.TemporaryDirectory() as home:
         sites = record(story, Path(home))
     print(f"{story} passes {len(sites)} sites", flush=True)

@@ -36,30 +36,34 @@ def write_part(mark: str, text: str) -> None:
 
 def complaints_over(outcomes: Outcomes) -> list[str]:
     """Bad outcomes, and points that nothing died at though nobody said why not."""
-    made = outcomes.all()
-    found = [f"BAD: {_named(outcome)}: {outcome.why}" for outcome in made if outcome.what == BAD]
+    results = outcomes.all()
+    lines = [
+        f"BAD: {_name_of(outcome)}: {outcome.why}" for outcome in results if outcome.what == BAD
+    ]
     reached = {
-        (outcome.point.site, outcome.point.side) for outcome in made if outcome.what != NOT_PASSED
+        (outcome.point.site, outcome.point.side)
+        for outcome in results
+        if outcome.what != NOT_PASSED
     }
-    found += [
+    lines += [
         f"NOT REACHED: {side} {site}"
-        for site in sorted(call_sites() | {outcome.point.site for outcome in made})
+        for site in sorted(call_sites() | {outcome.point.site for outcome in results})
         for side in SIDES
         if (site, side) not in reached and reason_for(site, side) is None
     ]
-    return found
+    return lines
 
 
-def _named(outcome: Outcome) -> str:
+def _name_of(outcome: Outcome) -> str:
     return f"{outcome.point.side} {outcome.point.site} in `{outcome.point.story}`"
 
 
 def _page_of(outcomes: Outcomes, complaints: Sequence[str]) -> str:
-    made = outcomes.all()
-    sites = sorted(call_sites() | {outcome.point.site for outcome in made})
-    died = {(outcome.point.site, outcome.point.side) for outcome in made if outcome.what == DIED}
+    results = outcomes.all()
+    sites = sorted(call_sites() | {outcome.point.site for outcome in results})
+    died = {(outcome.point.site, outcome.point.side) for outcome in results if outcome.what == DIED}
     dead_sites = {site for site, _ in died}
-    bad = [outcome for outcome in made if outcome.what == BAD]
+    bad = [outcome for outcome in results if outcome.what == BAD]
     excused = [
         (site, side, reason)
         for site in sites
@@ -78,7 +82,7 @@ def _page_of(outcomes: Outcomes, complaints: Sequence[str]) -> str:
             "",
             f"- {len(sites)} call sites, before and after: {2 * len(sites)} points.",
             f"- {len(died)} points of {len(dead_sites)} sites were died at.",
-            f"- {[outcome.what for outcome in made].count(DIED)} deaths ended well.",
+            f"- {[outcome.what for outcome in results].count(DIED)} deaths ended well.",
             f"- **{len(bad)} bad outcomes.**",
             f"- {len(excused)} points are listed below with the reason why nothing dies there.",
             f"- {len(complaints)} complaints (bad, or neither reached nor listed).",
@@ -87,7 +91,7 @@ def _page_of(outcomes: Outcomes, complaints: Sequence[str]) -> str:
             "",
             "| engine | story | site | before | after | outcome |",
             "|---|---|---|---|---|---|",
-            *_rows(made),
+            *_rows(results),
             "",
             "### Not died at",
             "",
@@ -98,16 +102,16 @@ def _page_of(outcomes: Outcomes, complaints: Sequence[str]) -> str:
     )
 
 
-def _rows(made: Sequence[Outcome]) -> list[str]:
+def _rows(results: Sequence[Outcome]) -> list[str]:
     """A row for each story and site."""
     cells: dict[tuple[str, str], dict[str, Outcome]] = {}
-    for one_outcome in made:
+    for one_outcome in results:
         cells.setdefault((one_outcome.point.site, one_outcome.point.story), {})[
             one_outcome.point.side
         ] = one_outcome
     rows = []
     for (site, story), sides in sorted(cells.items()):
-        shown = [sides[side].what if side in sides else "-" for side in SIDES]
+        columns = [sides[side].what if side in sides else "-" for side in SIDES]
         outcome = next(
             (
                 outcome_of_side.why
@@ -117,6 +121,6 @@ def _rows(made: Sequence[Outcome]) -> list[str]:
             "",
         )
         if not outcome:
-            outcome = "ended well" if DIED in shown else "not passed again"
-        rows.append(f"| embedded | {story} | `{site}` | {shown[0]} | {shown[1]} | {outcome} |")
+            outcome = "ended well" if DIED in columns else "not passed again"
+        rows.append(f"| embedded | {story} | `{site}` | {columns[0]} | {columns[1]} | {outcome} |")
     return rows

@@ -33,8 +33,8 @@ def test_a_bad_outcome_is_a_complaint_after_the_next_start_too(tmp_path: Path) -
         outcome = Outcome("embedded", Point("stopped", SITE, side), BAD, "lost")
         Outcomes(tmp_path / "kept.jsonl").note(outcome)
 
-    found = complaints_over(Outcomes(tmp_path / "kept.jsonl"))
+    complaints = complaints_over(Outcomes(tmp_path / "kept.jsonl"))
 
-    assert [complaint for complaint in found if complaint.startswith("BAD")] == [
+    assert [complaint for complaint in complaints if complaint.startswith("BAD")] == [
         f"BAD: {side} {SITE} in `stopped`: lost" for side in SIDES
     ]

@@ -22,21 +22,21 @@ SYNCED = re.compile(r"fdatasync.*= 0|fsync.*= 0")
 
 
 def test_a_job_is_synced_to_disk_before_it_is_promised(tmp_path: Path) -> None:
-    server = Server(tmp_path / "data", launch=_traced)
+    server = Server(tmp_path / "data", launch=_trace)
     with a_site() as site:
         server.start()
         try:
             body = {"tasks": [{"url": url} for url in site.urls(3)]}
             assert server.call("POST", "/v1/jobs", json=body).status_code == 201
-            lines = until("the trace", lambda: _promised(tmp_path / "trace"))
+            lines = until("the trace", lambda: _promises_in(tmp_path / "trace"))
         finally:
             server.kill()
 
-    asked = max(n for n, line in enumerate(lines) if '"POST /v1/jobs' in line)
-    assert [line for line in lines[asked:-1] if SYNCED.search(line)], lines[asked:]
+    last_submit = max(n for n, line in enumerate(lines) if '"POST /v1/jobs' in line)
+    assert [line for line in lines[last_submit:-1] if SYNCED.search(line)], lines[last_submit:]
 
 
-def _traced(module: str, arguments: Sequence[str], environ: dict[str, str], log: Path) -> Process:
+def _trace(module: str, arguments: Sequence[str], environ: dict[str, str], log: Path) -> Process:
     """The tracer is a grandchild: it ends with the program, and not the other way around."""
     calls = "trace=fsync,fdatasync,recvfrom,recvmsg,sendto,sendmsg"
     trace = ["strace", "-D", "-f", "-qq", "-s", "24", "-e", calls, "-o", str(log.parent / "trace")]
@@ -49,7 +49,7 @@ def _traced(module: str, arguments: Sequence[str], environ: dict[str, str], log:
         )
 
 
-def _promised(trace: Path) -> list[str] | None:
+def _promises_in(trace: Path) -> list[str] | None:
     """What happened up to the first promise."""
     lines = trace.read_text(errors="replace").splitlines()
     for number, line in enumerate(lines):

@@ -49,7 +49,7 @@ def test_under_random_signals_nothing_is_lost_and_nothing_counted_twice(tmp_path
         for job_id in jobs:
             client.completed(job_id, PAGES)
         runs: list[Any] = [client.get(f"/v1/jobs/{job_id}/runs")["runs"] for job_id in jobs]
-        listed = _listed(client)
+        listed = _list_jobs(client)
 
     print(f"{len(jobs)} jobs, {dict(deeds)}")
     assert deeds.total() > 0
@@ -66,14 +66,14 @@ def _is_live(client: Client, job_id: str) -> bool:
     return not client.get(f"/v1/jobs/{job_id}")["latest_run"]["terminal"]
 
 
-def _listed(client: Client) -> list[str]:
-    found: list[str] = []
+def _list_jobs(client: Client) -> list[str]:
+    job_ids: list[str] = []
     page = client.get("/v1/jobs?limit=100")
     while True:
-        found += [job["job_id"] for job in page["jobs"]]
+        job_ids += [job["job_id"] for job in page["jobs"]]
         cursor = page.get("next_cursor")
         if not cursor:
-            return found
+            return job_ids
         page = client.get(f"/v1/jobs?limit=100&cursor={cursor}")
 
 

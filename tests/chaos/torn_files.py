@@ -31,7 +31,7 @@ def tear_log(image: Path, draw: Random, *, keep_bytes: int) -> int:
 
 def tear_packs(image: Path, draw: Random) -> int:
     """Cuts each pack somewhere behind the last body that a row names; answers how many bytes."""
-    named = _named_bytes(image)
+    named = _sizes_by_name(image)
     lost = 0
     for path in sorted((image / "blobs").rglob("*.,*")):
         size_bytes = path.stat().st_size
@@ -42,7 +42,7 @@ def tear_packs(image: Path, draw: Random) -> int:
     return lost
 
 
-def _named_bytes(image: Path) -> dict[Path, int]:
+def _sizes_by_name(image: Path) -> dict[Path, int]:
     """How far each pack is named; read from a copy, as reading a log may end it."""
     copy = image.parent / "copy"
     copy.mkdir()

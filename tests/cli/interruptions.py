@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from conveyor.cli.demo import Site, is_flaky, is_missing, is_slow, site_in_a_thread
+from conveyor.cli.scrape.helpers import PREFETCH
 from tests.cli.program import Program, catches_sigterm, wait_until
 
 CONCURRENCY = 20
@@ -32,7 +33,11 @@ PATIENCE_S = 120
 
 @dataclass(slots=True)
 class Figures:
-    """What the interruptions came to."""
+    """What the interruptions came to.
+
+    `refetched_max` is the most pages of one folder that were fetched again, less those in flight at
+    its interruptions: at most 0.
+    """
 
     folders: int = 0
     kills: int = 0
@@ -67,8 +72,9 @@ def interrupt_often(folder: Path, site: Site, count: int, pages: int, seed: int)
     while figures.hits < count:
         site.request_counts.clear()
         out = f"out{figures.folders}"
+        processes = chance.choice([1, 2])
         command = ["scrape", "list.txt", "-o", out, "-c", str(CONCURRENCY)]
-        command += ["--processes", str(chance.choice([1, 2]))]
+        command += ["--processes", str(processes)]
         hits_here = 0
         while _interrupt_once(program, command, chance, figures):
             hits_here += 1
@@ -78,10 +84,17 @@ def interrupt_often(folder: Path, site: Site, count: int, pages: int, seed: int)
         rows = _read_results(folder / out)
         again = site.request_counts.total() - sum(row["attempts"] for row in rows)
         figures.refetched += again
-        figures.refetched_max = max(figures.refetched_max, again - hits_here * CONCURRENCY)
+        bound = hits_here * _in_flight_max(processes)
+        figures.refetched_max = max(figures.refetched_max, again - bound)
         figures.wrong_pages += _count_wrong(folder / out, rows, pages)
         shutil.rmtree(folder / out)
     return figures
+
+
+def _in_flight_max(processes: int) -> int:
+    """Returns how many pages are in flight at most: a helper has more pages than it fetches."""
+    slots = CONCURRENCY // processes
+    return slots + (processes - 1) * int(slots * PREFETCH)
 
 
 def _interrupt_once(

@@ -59,8 +59,8 @@ class Program:
                 process.kill()
 
     def _environ(self, settings: Mapping[str, str]) -> dict[str, str]:
-        kept = {name: text for name, text in os.environ.items() if "CONVEYOR" not in name}
-        return {**kept, **self.settings, **settings}
+        environ = {name: text for name, text in os.environ.items() if "CONVEYOR" not in name}
+        return {**environ, **self.settings, **settings}
 
     def write(self, name: str, *lines: str) -> str:
         (self.folder / name).write_text("".join(f"{line}\n" for line in lines))

@@ -82,7 +82,7 @@ def main() -> None:
         shots.append(_log(folder))
     text = DOCUMENT.read_text(encoding="utf-8")
     part = "\n\n".join(shots)
-    text, count = _PART.subn(lambda found: f"{found[1]}\n{part}\n\n{found[2]}", text)
+    text, count = _PART.subn(lambda match: f"{match[1]}\n{part}\n\n{match[2]}", text)
     assert count == 1, "the document has no place for the screens"
     DOCUMENT.write_text(text, encoding="utf-8")
 

@@ -81,7 +81,7 @@ def test_private_targets_are_refused_unless_they_are_allowed(program: Program) -
         ("CONVEYOR_PORT", "65536", "whole number from 0 to 65535"),
         ("CONVEYOR_BODY_DAYS", "366", "whole number from 1 to 365"),
         ("CONVEYOR_ALLOW_PRIVATE_TARGETS", "perhaps", "on or off"),
-        ("CONVEYOR_ENGINE", "punchcards", "one of embedded, aws"),
+        ("CONVEYOR_ENGINE", "punchcards", "one of embedded, postgres, aws"),
         ("CONVEYOR_QUEUE_PREFIX", "a b", "up to 50 letters"),
         ("CONVEYOR_REDIS_URL", "localhost:6379", "redis:// or rediss://"),
         ("CONVEYOR_AUTH", "keys", "CONVEYOR_API_KEYS_FILE"),

@@ -11,8 +11,7 @@ import pytest
 import trio
 
 from conveyor.engines.sqlite import open_engine
-from conveyor.engines.system import AesSecretBox, SystemClock
-from conveyor.engines.system.aes_secret_box import check_secret
+from conveyor.engines.system import AesSecretBox, SystemClock, check_secret
 from tests.attack.volume import small_volume
 from tests.cli.program import Program
 from tests.cli.test_bad_input import assert_refused

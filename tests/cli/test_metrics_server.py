@@ -26,9 +26,9 @@ async def shown(metrics: Metrics, caplog: pytest.LogCaptureFixture) -> AsyncGene
     async with trio.open_nursery() as nursery:
         await nursery.start(Monitor(metrics=metrics, host="127.0.0.1", port=0).run)
         (record,) = caplog.records
-        found = re.search(r":(\d+)/metrics", vars(record)["url"])
-        assert found is not None
-        yield int(found.group(1))
+        match = re.search(r":(\d+)/metrics", vars(record)["url"])
+        assert match is not None
+        yield int(match.group(1))
         nursery.cancel_scope.cancel()
 
 

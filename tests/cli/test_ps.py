@@ -32,15 +32,15 @@ def test_ps_says_that_nobody_is_there(program: Program) -> None:
 
 def test_ps_shows_a_running_scrape(program: Program, site: Site) -> None:
     with _slow_scrape(program, site) as process:
-        shown, told = program.run("ps", "out"), program.run("ps", "out", "--json")
+        screen, as_json = program.run("ps", "out"), program.run("ps", "out", "--json")
 
         assert process.poll() is None
-    assert (shown.code, told.code) == (0, 0)
-    snapshot = json.loads(told.out)
+    assert (screen.code, as_json.code) == (0, 0)
+    snapshot = json.loads(as_json.out)
     assert (snapshot["pid"], snapshot["role"]) == (process.pid, "scrape")
     (run,) = snapshot["runs"]
     assert (run["run_id"], run["total"]) == ("out", 400)
-    assert "400" in shown.out
+    assert "400" in screen.out
 
 
 def test_a_watch_shows_a_scrape_again_until_ctrl_c(program: Program, site: Site) -> None:
@@ -79,10 +79,10 @@ def _slow_scrape(program: Program, site: Site) -> Iterator[subprocess.Popen[str]
 def test_ps_shows_the_tree_of_a_running_service(server: str, server_folder: Path) -> None:
     program = Program(server_folder, {})
 
-    shown, told = program.run("ps"), program.run("ps", "--json")
+    screen, as_json = program.run("ps"), program.run("ps", "--json")
 
-    assert (shown.code, told.code) == (0, 0)
-    tree = nodes(json.loads(told.out)["tree"])
+    assert (screen.code, as_json.code) == (0, 0)
+    tree = nodes(json.loads(as_json.out)["tree"])
     assert {"runs", "inspection"} <= {node["name"] for node in tree}
     assert all(node["state"] == "running" for node in tree)
 

@@ -35,6 +35,27 @@ def test_the_aws_engine_says_what_it_lacks(program: Program, name: str) -> None:
     assert_refused(ended, name, "must be given")
 
 
+POSTGRES = {
+    "CONVEYOR_ENGINE": "postgres",
+    "CONVEYOR_DATABASE_URL": "postgresql://nobody@127.0.0.1:1/none",
+    "CONVEYOR_BLOB_DIR": "bodies",
+    "CONVEYOR_SECRET_KEY": "of many characters",
+}
+
+
+@pytest.mark.parametrize("name", [name for name in POSTGRES if name != "CONVEYOR_ENGINE"])
+def test_the_postgres_engine_says_what_it_lacks(program: Program, name: str) -> None:
+    ended = program.run("worker", **{**POSTGRES, name: ""})
+
+    assert_refused(ended, name, "must be given")
+
+
+def test_the_postgres_engine_keeps_bodies_in_one_place(program: Program) -> None:
+    ended = program.run("worker", **POSTGRES, CONVEYOR_BUCKET="bodies")
+
+    assert_refused(ended, "CONVEYOR_BUCKET", "not both")
+
+
 def test_more_processes_on_the_aws_engine_are_more_workers(program: Program) -> None:
     ended = program.run("dev", "--processes", "2", **AWS, CONVEYOR_PORT="0")
 
@@ -50,14 +71,14 @@ def test_dev_listens_where_its_options_say(program: Program) -> None:
         options = ("--host", "127.0.0.2", "--port", "0")
         with program.start("dev", *options, CONVEYOR_HOST="127.0.0.1", CONVEYOR_PORT=port) as dev:
             assert dev.stderr is not None
-            found = re.search(r"listening on (http://\S+)", dev.stderr.readline())
-            assert found is not None
-            with urllib.request.urlopen(f"{found[1]}/healthz", timeout=PATIENCE_S) as response:
+            match = re.search(r"listening on (http://\S+)", dev.stderr.readline())
+            assert match is not None
+            with urllib.request.urlopen(f"{match[1]}/healthz", timeout=PATIENCE_S) as response:
                 status = response.status
             dev.send_signal(signal.SIGTERM)
             ended = finish(dev)
 
-    assert found[1].startswith("http://127.0.0.2:")
+    assert match[1].startswith("http://127.0.0.2:")
     assert (status, ended.code) == (200, 0)
 
 

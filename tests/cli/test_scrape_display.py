@@ -55,11 +55,11 @@ def test_a_terminal_shows_a_failure_on_one_line_and_a_pipe_shows_all_of_it(
     ours, theirs = os.openpty()
     with os.fdopen(ours, "rb", 0) as screen, os.fdopen(theirs, "w") as terminal:
         Display(terminal).say_cut(RED, f"  timeout  {URL}")
-        shown = unstyled(screen.read(4096).decode()).rstrip()
+        screen_text = unstyled(screen.read(4096).decode()).rstrip()
 
     Display(pipe).say_cut(RED, f"  timeout  {URL}")
 
-    assert (len(shown), shown[-1]) == (60, "…")
+    assert (len(screen_text), screen_text[-1]) == (60, "…")
     assert pipe.getvalue() == f"  timeout  {URL}\n"
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from conveyor.cli.scrape.display import Seen, plain_line, render, unstyled
 from conveyor.cli.scrape.inputs import BadList, InputOptions, find_duplicates, read_pages
-from conveyor.cli.scrape.page_names import BadPattern, check_pattern, make_namer
+from conveyor.cli.scrape.page_writer import BadPattern, check_pattern, make_namer
 from conveyor.cli.scrape.pages import Page, fingerprint
+from conveyor.domain.submit.scraper_params import DIRECT_SUPPORT
 from conveyor.domain.submit.target import TargetPolicy
 
 PUBLIC = TargetPolicy()
@@ -23,7 +24,15 @@ def pages_in(path: Path, content: str | bytes, **options: str) -> list[Page]:
         id_column=options.get("id_column"),
         delimiter=options.get("delimiter"),
     )
-    return read_pages([str(path)], given, PUBLIC).pages
+    return read_pages([str(path)], given, PUBLIC, DIRECT_SUPPORT).pages
+
+
+def test_a_line_with_a_parameter_that_needs_a_gateway_is_a_flaw(tmp_path: Path) -> None:
+    text = '{"url": "https://a.example/1", "zenrows_params": {"js_render": true}}\n'
+
+    (page,) = pages_in(tmp_path / "list.ndjson", text)
+
+    assert page.flaw == "unsupported_param: js_render"
 
 
 def test_a_csv_column_is_found_by_its_name(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self._send(200, f"<p>{self.path}</p>".encode(), "text/html")
 
-    do_GET = do_POST = _answer  # noqa: N815
+    do_GET = do_POST = do_HEAD = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _answer  # noqa: N815
 
     def _send(
         self, status: int, body: bytes, kind: str, headers: dict[str, str] | None = None
@@ -60,7 +60,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
         return None
@@ -299,8 +300,54 @@ def test_data_is_posted(run: Scrape, site: OptionsSite) -> None:
     assert site.asked == [("POST", "/a", '{"q": 1}')]
 
 
-@pytest.mark.parametrize("method", ["HEAD", "put", "DELETE", "PATCH"])
-def test_a_method_that_brings_no_page_is_refused(
+def test_a_site_without_its_scheme_is_told_what_a_url_is(program: Program) -> None:
+    ended = program.run("scrape", "example.com")
+
+    assert ended.code == 2
+    assert "No such file or directory. A URL begins with http:// or https://." in ended.err
+
+
+def test_a_proxy_that_is_neither_url_nor_text_is_refused(run: Scrape, tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+
+    missing = run("http://a.example/", "-x", "none.txt")
+    binary = run("http://a.example/", "-x", "binary")
+
+    assert (missing.exit_code, binary.exit_code) == (2, 2)
+    assert "is neither a URL nor a file that can be read: No such file" in missing.output
+    assert "--proxy binary is no text file." in binary.output
+
+
+@pytest.mark.parametrize("method", ["put", "PATCH", "DELETE", "OPTIONS"])
+def test_a_method_may_be_named_for_all_pages_or_on_a_line(
+    run: Scrape, site: OptionsSite, tmp_path: Path, method: str
+) -> None:
+    line = {"url": site.url("/b"), "method": method, "body": {"q": 2}}
+    (tmp_path / "list.ndjson").write_text(json.dumps(line))
+
+    named = run(site.url("/a"), "-X", method, "-d", "q=1", "-o", "named")
+    listed = run("list.ndjson", "-o", "listed")
+
+    assert named.exit_code == 0 == listed.exit_code, named.output + listed.output
+    name = method.upper()
+    assert site.asked == [(name, "/a", "q=1"), (name, "/b", '{"q": 2}')]
+    assert (tmp_path / "named" / "000000.html").read_text() == "<p>/a</p>"
+
+
+def test_head_asks_for_the_status_alone(run: Scrape, site: OptionsSite, tmp_path: Path) -> None:
+    ended = run(site.url("/a"), site.url("/missing"), "-X", "head", "-o", "out")
+
+    assert ended.exit_code == 1
+    assert [method for method, *_ in site.asked] == ["HEAD", "HEAD"]
+    page, missing = rows_in(tmp_path / "out")
+    assert (page["http_status"], page["content_type"], page["bytes"]) == (200, "text/html", 0)
+    assert (missing["http_status"], missing["error"]) == (404, "target_404")
+    again = run("-o", "out")
+    assert len(site.asked) == 2, again.output
+
+
+@pytest.mark.parametrize("method", ["TRACE", "CONNECT", "G ET"])
+def test_a_method_that_is_none_is_refused(
     run: Scrape, site: OptionsSite, tmp_path: Path, method: str
 ) -> None:
     (tmp_path / "list.ndjson").write_text(json.dumps({"url": site.url("/a"), "method": method}))
@@ -308,10 +355,56 @@ def test_a_method_that_brings_no_page_is_refused(
     named = run(site.url("/a"), "-X", method)
     listed = run("list.ndjson")
 
-    assert named.exit_code != 0 != listed.exit_code
-    assert "Only GET and POST fetch pages" in named.output
+    assert (named.exit_code, listed.exit_code) == (2, 1)
+    assert "GET, POST, HEAD, PUT, PATCH, DELETE, OPTIONS" in named.output
     assert f"line 1: unsupported_method: {method}" in listed.output
     assert site.asked == []
+
+
+def test_a_parameter_that_needs_a_gateway_is_refused_before_anything_is_fetched(
+    run: Scrape, site: OptionsSite, tmp_path: Path
+) -> None:
+    line = {"url": site.url("/a"), "params": {"css_extractor": "{}"}}
+    (tmp_path / "list.ndjson").write_text(json.dumps(line))
+
+    named = run(site.url("/a"), "--param", "js_render=true")
+    listed = run("list.ndjson")
+
+    assert (named.exit_code, listed.exit_code) == (2, 1)
+    assert "js_render needs a gateway that can do this (CONVEYOR_GATEWAY_URL)" in named.output
+    assert "line 1: unsupported_param: css_extractor" in listed.output
+    assert site.asked == []
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_a_method_without_a_body_is_refused_one(
+    run: Scrape, site: OptionsSite, tmp_path: Path, method: str
+) -> None:
+    line = {"url": site.url("/a"), "method": method, "body": "q=1"}
+    (tmp_path / "list.ndjson").write_text(json.dumps(line))
+
+    named = run(site.url("/a"), "-X", method, "-d", "q=1")
+    listed = run("list.ndjson")
+
+    assert (named.exit_code, listed.exit_code) == (2, 1)
+    assert f"A {method} has no body" in named.output
+    assert "line 1: body_not_allowed" in listed.output
+
+
+def test_a_gateway_takes_only_get_and_post(tmp_path: Path) -> None:
+    settings = Settings(gateway_url="https://gateway.example/v1/")
+    lines = tmp_path / "list.ndjson"
+    lines.write_text('{"url": "https://a.example/", "method": "PUT"}')
+    runner = CliRunner()
+
+    named = runner.invoke(
+        scrape, ["https://a.example/", "-X", "PUT", "--api-key", "k"], obj=settings
+    )
+    listed = runner.invoke(scrape, [str(lines), "--api-key", "k"], obj=settings)
+
+    assert (named.exit_code, listed.exit_code) == (2, 1)
+    assert "gateways take only GET and POST" in named.output
+    assert "line 1: unsupported_method: PUT" in listed.output
 
 
 def test_the_command_that_retries_needs_no_other_option(run: Scrape, site: OptionsSite) -> None:
@@ -365,6 +458,7 @@ def test_a_list_that_robots_txt_forbids_altogether_ends(
 
     assert ended.code == 1
     assert ended.err.count("robots_disallowed") == 2
+    assert "0 fetched now" in ended.err
     assert site.paths() == []
 
 
@@ -375,11 +469,11 @@ def test_robots_txt_is_obeyed_unless_told_otherwise(
     urls = [site.url("/private/1"), site.url("/open")]
 
     polite = run(*urls, "-o", "out")
-    asked = site.paths()
-    told = run("-o", "out", "--retry-failed", "--ignore-robots")
+    paths = site.paths()
+    output = run("-o", "out", "--retry-failed", "--ignore-robots")
 
-    assert (polite.exit_code, told.exit_code) == (1, 0)
-    assert asked == ["/open"]
+    assert (polite.exit_code, output.exit_code) == (1, 0)
+    assert paths == ["/open"]
     assert "robots_disallowed" in polite.stderr
     assert site.paths() == ["/open", "/private/1"]
     assert [row["status"] for row in rows_in(tmp_path / "out")] == ["successful"] * 2

@@ -50,7 +50,7 @@ def test_a_job_is_given_a_webhook_and_its_events_are_told_again(
     caller.run("webhooks", "rotate")
     with a_receiver() as receiver:
         job_id = submit(caller, site, 0, options=("--open", "--webhook", receiver.url, "--sign"))
-        shown = caller.run("jobs", "webhook", job_id)
+        output = caller.run("jobs", "webhook", job_id)
         caller.run("jobs", "webhook", job_id, "--set", f"{receiver.url}/new")
         caller.run("jobs", "close", job_id)
         wait_until(lambda: receiver.received)
@@ -62,7 +62,7 @@ def test_a_job_is_given_a_webhook_and_its_events_are_told_again(
     removed = caller.run("jobs", "webhook", job_id, "--remove")
     gone = caller.run("jobs", "webhook", job_id)
 
-    assert shown.out.strip() == f"{receiver.url} (signed)"
+    assert output.out.strip() == f"{receiver.url} (signed)"
     assert event["event_type"] == "run.completed"
     assert "due again" in again.out
     assert removed.code == 0

@@ -12,6 +12,7 @@ import pytest
 import trio
 
 from conveyor.engines.aws.client.client import AwsClient
+from conveyor.engines.aws.packs import Packing
 from conveyor.engines.aws.s3 import S3Blobs
 from conveyor.engines.system import SystemClock
 from conveyor.ports.blobs import Blobs
@@ -34,7 +35,7 @@ async def _of_engine(
 
 
 @asynccontextmanager
-async def _emulated(request: pytest.FixtureRequest, data_dir: Path) -> AsyncIterator[Blobs]:
+async def _open_emulator(request: pytest.FixtureRequest, data_dir: Path) -> AsyncIterator[Blobs]:
     async with s3_blobs(request.getfixturevalue("seaweed")) as blobs:
         yield blobs
 
@@ -56,6 +57,7 @@ async def s3_blobs(url: str) -> AsyncIterator[S3Blobs]:
                 clock=SystemClock(),
                 random=Random(1),
                 bucket=BUCKET,
+                packing=Packing(wait_s=0.02),
             )
         finally:
             await _clear(client)
@@ -72,5 +74,5 @@ async def _clear(client: AwsClient) -> None:
 
 BLOBS: dict[str, OpenBlobs] = {
     **{name: partial(_of_engine, name) for name in ENGINES},
-    "s3": _emulated,
+    "s3": _open_emulator,
 }

@@ -17,6 +17,8 @@ from conveyor.engines.aws.coordinator import DynamoCoordinator
 from conveyor.engines.aws.dynamodb import DynamoStore
 from conveyor.engines.aws.engine import Names
 from conveyor.engines.memory import memory_engine
+from conveyor.engines.postgres.database import DatabaseConfig
+from conveyor.engines.postgres.engine import open_postgres
 from conveyor.engines.sqlite import open_engine
 from conveyor.ports.blobs import Blobs
 from conveyor.ports.clock import Clock
@@ -26,7 +28,8 @@ from conveyor.ports.store import Store
 from conveyor.simulation.models import AwsModel, FaultSource
 from tests.aws import a_modelled_engine, a_table, an_access, an_aws_client, an_http_transport
 from tests.builders import ServerClock
-from tests.servers import a_ministack
+from tests.postgres import empty_tables
+from tests.servers import a_ministack, a_postgres
 
 
 class Engine(Protocol):
@@ -90,6 +93,38 @@ async def _open_aws(data_dir: Path, clock: Clock, random: Random) -> AsyncIterat
         await client.call("dynamodb", "DeleteTable", {"TableName": name})
 
 
+@cache
+def _postgres() -> str:
+    """One server for all tests of a process, each with a schema of its own."""
+    stack = ExitStack()
+    atexit.register(stack.close)
+    return stack.enter_context(a_postgres()).url
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PostgresEngine:
+    """The ports on Postgres, with bodies in memory: the composition root adds those it stores."""
+
+    store: Store
+    queue: Queue
+    blobs: Blobs
+    coordinator: Coordinator
+
+
+@asynccontextmanager
+async def _open_postgres(data_dir: Path, clock: Clock, random: Random) -> AsyncIterator[Engine]:
+    async with (
+        empty_tables(_postgres()) as url,
+        open_postgres(DatabaseConfig(url=url), random=random, instant=clock.steady) as engine,
+    ):
+        yield PostgresEngine(
+            store=engine.store,
+            queue=engine.queue,
+            blobs=memory_engine(clock=clock, random=random).blobs,
+            coordinator=engine.coordinator,
+        )
+
+
 NAMES = Names(table="conveyor", bucket="conveyor", queue_prefix="conveyor-")
 
 
@@ -124,6 +159,7 @@ ENGINES: dict[str, Opener] = {
     "embedded": _open_embedded,
     "aws": _open_aws,
     "aws-modelled": _open_modelled,
+    "postgres": _open_postgres,
 }
 
 WALKED = {**ENGINES, "aws-modelled": _open_modelled_store}

@@ -8,6 +8,7 @@ from contextlib import aclosing
 
 import pytest
 import trio
+import trio.testing
 
 from conveyor.ports.blobs import Blobs, Stored
 from conveyor.ports.errors import BlobMissing
@@ -67,6 +68,27 @@ async def test_bodies_that_are_added_at_once_do_not_mix(blobs: Blobs) -> None:
     assert len(set(keys.values())) == 200
     for number, key in keys.items():
         assert await _read(blobs, key) == SMALL + str(number).encode()
+
+
+async def test_a_cancelled_add_leaves_the_bodies_beside_it_whole(blobs: Blobs) -> None:
+    stored: dict[int, Stored] = {}
+
+    async def add(number: int) -> None:
+        stored[number] = await blobs.add("jobs/j", str(number), [SMALL, str(number).encode()])
+
+    async with trio.open_nursery() as nursery:
+        with trio.CancelScope() as first:
+            async with trio.open_nursery() as cancelled:
+                cancelled.start_soon(add, 0)
+                await trio.testing.wait_all_tasks_blocked()
+                for number in range(1, 10):
+                    nursery.start_soon(add, number)
+                await trio.lowlevel.checkpoint()
+                first.cancel()
+
+    assert stored.keys() >= set(range(1, 10))
+    for number, body in stored.items():
+        assert await _read(blobs, body.key) == SMALL + str(number).encode()
 
 
 async def test_deleting_a_prefix_takes_what_was_added_below_it(blobs: Blobs) -> None:

@@ -14,7 +14,7 @@ async def ticket_of(cache: Cache, *, version: str = "1", insists: bool = False) 
     return ticket
 
 
-async def found_in(cache: Cache, version: str = "1") -> CachedValue | ReadTicket | None:
+async def look_up(cache: Cache, version: str = "1") -> CachedValue | ReadTicket | None:
     return await cache.get("run", version, ttl_s=TTL_S)
 
 
@@ -24,10 +24,10 @@ async def test_what_was_kept_is_found_under_its_name_and_version(cache: Cache) -
     stood = await cache.put("run", await ticket_of(cache), text)
 
     assert stood is None
-    assert await found_in(cache) == CachedValue(text)
+    assert await look_up(cache) == CachedValue(text)
     assert isinstance(await cache.get("other", "1", ttl_s=TTL_S), ReadTicket)
-    assert isinstance(await found_in(cache, version="2"), ReadTicket)
-    assert await found_in(cache, version="2") is None
+    assert isinstance(await look_up(cache, version="2"), ReadTicket)
+    assert await look_up(cache, version="2") is None
 
 
 async def test_its_life_begins_with_its_ticket(cache: Cache, clock: ManualClock) -> None:
@@ -35,11 +35,11 @@ async def test_its_life_begins_with_its_ticket(cache: Cache, clock: ManualClock)
     clock.advance(0.9)
     await cache.put("run", ticket, "old")
 
-    found = await found_in(cache)
+    value = await look_up(cache)
     clock.advance(0.1)
 
-    assert found == CachedValue("old")
-    assert isinstance(await found_in(cache), ReadTicket)
+    assert value == CachedValue("old")
+    assert isinstance(await look_up(cache), ReadTicket)
 
 
 async def test_a_ticket_that_has_lapsed_keeps_nothing(cache: Cache, clock: ManualClock) -> None:
@@ -49,13 +49,13 @@ async def test_a_ticket_that_has_lapsed_keeps_nothing(cache: Cache, clock: Manua
     stood = await cache.put("run", ticket, "old")
 
     assert stood is None
-    assert isinstance(await found_in(cache), ReadTicket)
+    assert isinstance(await look_up(cache), ReadTicket)
 
 
 async def test_while_a_ticket_is_out_others_get_none_unless_they_insist(cache: Cache) -> None:
     await ticket_of(cache)
 
-    waits = await found_in(cache)
+    waits = await look_up(cache)
     later = await ticket_of(cache, insists=True)
     await cache.put("run", later, "new")
 
@@ -70,7 +70,7 @@ async def test_who_keeps_too_late_is_answered_what_stands(cache: Cache) -> None:
     stood = await cache.put("run", early, "early")
 
     assert stood == CachedValue("later")
-    assert await found_in(cache) == CachedValue("later")
+    assert await look_up(cache) == CachedValue("later")
 
 
 async def test_who_keeps_too_late_spoils_what_is_being_read(cache: Cache) -> None:
@@ -80,7 +80,7 @@ async def test_who_keeps_too_late_spoils_what_is_being_read(cache: Cache) -> Non
     stood = [await cache.put("run", ticket, "text") for ticket in (early, later)]
 
     assert stood == [None, None]
-    assert isinstance(await found_in(cache), ReadTicket)
+    assert isinstance(await look_up(cache), ReadTicket)
 
 
 async def test_what_is_forgotten_is_not_found_nor_kept(cache: Cache) -> None:
@@ -92,4 +92,4 @@ async def test_what_is_forgotten_is_not_found_nor_kept(cache: Cache) -> None:
     stood = await cache.put("run", ticket, "older")
 
     assert stood is None
-    assert isinstance(await found_in(cache), ReadTicket)
+    assert isinstance(await look_up(cache), ReadTicket)

@@ -49,7 +49,7 @@ def a_chunk(*tasks: Task, **fields: Any) -> Chunk:
     return msgspec.structs.replace(chunk, **fields)
 
 
-async def _given(store: Store, queue: Queue, *rows: Row) -> None:
+async def _store_rows(store: Store, queue: Queue, *rows: Row) -> None:
     await queue.open_run(RUN)
     await keep(store, a_run(), *rows)
 
@@ -57,7 +57,7 @@ async def _given(store: Store, queue: Queue, *rows: Row) -> None:
 async def test_a_step_puts_rows_and_refs_and_moves_counts_and_checkpoint(
     store: Store, queue: Queue
 ) -> None:
-    await _given(store, queue, a_batch(epoch=1, total=3), a_stats(0), a_stats(1, credits=4))
+    await _store_rows(store, queue, a_batch(epoch=1, total=3), a_stats(0), a_stats(1, credits=4))
     tasks = [a_task(0), a_task(1, shard=1), a_task(2, shard=1)]
 
     verdict = await store.put_chunk(a_chunk(*tasks))
@@ -73,7 +73,7 @@ async def test_a_step_puts_rows_and_refs_and_moves_counts_and_checkpoint(
 
 
 async def test_a_step_may_put_rows_that_need_not_run(store: Store, queue: Queue) -> None:
-    await _given(store, queue, a_batch(epoch=1), a_stats())
+    await _store_rows(store, queue, a_batch(epoch=1), a_stats())
     failed, waiting = a_task(0, status=TaskStatus.FAILED), a_task(1)
     counts = {0: {"admitted": 2, "done": 1, "failed": 1, "bad_target": 1}}
 
@@ -88,7 +88,7 @@ async def test_a_step_may_put_rows_that_need_not_run(store: Store, queue: Queue)
 
 
 async def test_an_empty_step_moves_the_checkpoint(store: Store, queue: Queue) -> None:
-    await _given(store, queue, a_batch(epoch=1))
+    await _store_rows(store, queue, a_batch(epoch=1))
 
     verdict = await store.put_chunk(a_chunk(values={"status": BatchStatus.SEALED}))
 
@@ -102,7 +102,7 @@ async def test_a_task_that_exists_is_left_as_it_is_whatever_its_state(
     existing = a_task(
         0, status=status, claim=3, claim_until=T0 + 9, attempts=2, url="https://old.example"
     )
-    await _given(store, queue, a_batch(epoch=1), a_stats(), existing)
+    await _store_rows(store, queue, a_batch(epoch=1), a_stats(), existing)
 
     verdict = await store.put_chunk(a_chunk(a_task(0), a_task(1)))
 
@@ -124,7 +124,7 @@ async def test_counts_and_checkpoint_stay_when_epoch_or_place_is_not_the_batchs(
     store: Store, queue: Queue, fields: dict[str, int]
 ) -> None:
     batch = a_batch(epoch=1, done=5)
-    await _given(store, queue, batch, a_stats(admitted=5))
+    await _store_rows(store, queue, batch, a_stats(admitted=5))
 
     verdict = await store.put_chunk(a_chunk(a_task(5), **{"done_before": 5, **fields}))
 
@@ -138,7 +138,7 @@ async def test_counts_and_checkpoint_stay_when_one_gate_is_not_in_the_set(
     store: Store, queue: Queue, gate: CounterState
 ) -> None:
     shut = a_stats(1, status=gate)
-    await _given(store, queue, a_batch(epoch=1), a_stats(0), shut, a_stats(2))
+    await _store_rows(store, queue, a_batch(epoch=1), a_stats(0), shut, a_stats(2))
     tasks = [a_task(index, shard=index) for index in range(3)]
 
     verdict = await store.put_chunk(a_chunk(*tasks))
@@ -150,7 +150,7 @@ async def test_counts_and_checkpoint_stay_when_one_gate_is_not_in_the_set(
 
 
 async def test_a_gate_in_the_set_lets_the_step_pass(store: Store, queue: Queue) -> None:
-    await _given(store, queue, a_batch(epoch=1), a_stats(status=CounterState.DRAINING))
+    await _store_rows(store, queue, a_batch(epoch=1), a_stats(status=CounterState.DRAINING))
 
     verdict = await store.put_chunk(a_chunk(a_task(), gate_in=frozenset({"open", "draining"})))
 
@@ -160,7 +160,7 @@ async def test_a_gate_in_the_set_lets_the_step_pass(store: Store, queue: Queue) 
 async def test_a_step_without_its_batch_is_missing_and_counts_nothing(
     store: Store, queue: Queue
 ) -> None:
-    await _given(store, queue, a_stats())
+    await _store_rows(store, queue, a_stats())
 
     verdict = await store.put_chunk(a_chunk(a_task()))
 
@@ -172,7 +172,7 @@ async def test_a_step_without_its_batch_is_missing_and_counts_nothing(
 async def test_a_step_without_a_stats_row_is_missing_even_if_its_fence_is_stale(
     store: Store, queue: Queue
 ) -> None:
-    await _given(store, queue, a_batch(epoch=7), a_stats(0))
+    await _store_rows(store, queue, a_batch(epoch=7), a_stats(0))
 
     verdict = await store.put_chunk(a_chunk(a_task(0), a_task(1, shard=1)))
 
@@ -183,7 +183,7 @@ async def test_a_step_without_a_stats_row_is_missing_even_if_its_fence_is_stale(
 
 
 async def test_repeating_a_step_changes_nothing_more(store: Store, queue: Queue) -> None:
-    await _given(store, queue, a_batch(epoch=1), a_stats())
+    await _store_rows(store, queue, a_batch(epoch=1), a_stats())
     chunk = a_chunk(a_task(0), a_task(1))
     first = await store.put_chunk(chunk)
     claimed = a_task(0, status=TaskStatus.PROCESSING, claim=1)
@@ -209,7 +209,7 @@ async def test_the_refs_of_a_step_make_a_queue_that_is_not_there(
 
 
 async def test_a_step_that_rivals_try_at_once_counts_once(store: Store, queue: Queue) -> None:
-    await _given(store, queue, a_batch(epoch=1), a_stats())
+    await _store_rows(store, queue, a_batch(epoch=1), a_stats())
     chunk = a_chunk(*(a_task(index) for index in range(10)))
     verdicts: list[object] = []
 
@@ -225,7 +225,7 @@ async def test_a_step_that_rivals_try_at_once_counts_once(store: Store, queue: Q
 
 
 async def test_rows_exist_before_their_refs_can_be_received(store: Store, queue: Queue) -> None:
-    await _given(store, queue, a_batch(epoch=1), a_stats())
+    await _store_rows(store, queue, a_batch(epoch=1), a_stats())
     orphans: list[TaskKey] = []
 
     async def work() -> None:
@@ -246,7 +246,7 @@ async def test_rows_exist_before_their_refs_can_be_received(store: Store, queue:
 
 
 async def test_refs_are_there_before_the_checkpoint_moves(store: Store, queue: Queue) -> None:
-    await _given(store, queue, a_batch(epoch=1), a_stats())
+    await _store_rows(store, queue, a_batch(epoch=1), a_stats())
     seen: list[tuple[int, int]] = []
 
     async def watch() -> None:

@@ -101,14 +101,14 @@ async def test_an_unrenewed_lease_ages_out_after_its_time(
 async def test_renewing_gives_a_lease_a_new_life_from_now(
     coordinator: Coordinator, clock: ManualClock
 ) -> None:
-    [kept, left] = await _take(coordinator, 2, ttl_s=30)
+    [lease, left] = await _take(coordinator, 2, ttl_s=30)
     clock.advance(20)
-    await coordinator.renew([kept], ttl_s=30)
+    await coordinator.renew([lease], ttl_s=30)
 
     clock.advance(29)
 
     assert await coordinator.count(RUN) == 1
-    assert await coordinator.renew([kept, left], ttl_s=30) == frozenset({left})
+    assert await coordinator.renew([lease, left], ttl_s=30) == frozenset({left})
 
 
 async def test_only_a_live_lease_can_be_renewed(

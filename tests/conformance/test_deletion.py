@@ -49,7 +49,7 @@ def _rows_of_run(run_id: RunId, number: int) -> list[Row]:
     ]
 
 
-async def _left(store: Store, rows: list[Row]) -> list[Row]:
+async def _remaining_rows(store: Store, rows: list[Row]) -> list[Row]:
     return [row for row in rows if await kept(store, row) is not None]
 
 
@@ -61,8 +61,8 @@ async def test_scrubbing_a_run_removes_its_rows_and_no_others(store: Store) -> N
     count = await store.delete_run_rows(JOB, RUN, limit=100)
 
     assert count == len(doomed)
-    assert await _left(store, doomed) == []
-    assert await _left(store, [*spared, *intents]) == [*spared, *intents]
+    assert await _remaining_rows(store, doomed) == []
+    assert await _remaining_rows(store, [*spared, *intents]) == [*spared, *intents]
 
 
 async def test_scrubbing_a_job_removes_all_but_its_own_row_and_its_intents(store: Store) -> None:
@@ -87,8 +87,8 @@ async def test_scrubbing_a_job_removes_all_but_its_own_row_and_its_intents(store
     count = await store.delete_run_rows(JOB, None, limit=100)
 
     assert count == len(doomed)
-    assert await _left(store, doomed) == []
-    assert await _left(store, [*intents, *foreign]) == [*intents, *foreign]
+    assert await _remaining_rows(store, doomed) == []
+    assert await _remaining_rows(store, [*intents, *foreign]) == [*intents, *foreign]
     assert await store.read(task_key) == foreign_task
 
 
@@ -102,7 +102,7 @@ async def test_scrubbing_goes_on_in_bites_until_nothing_is_left(
     bites = [await store.delete_run_rows(JOB, run_id, limit=3) for _ in range(5)]
 
     assert bites == [3, 3, 3, 2, 0]
-    assert await _left(store, doomed) == []
+    assert await _remaining_rows(store, doomed) == []
 
 
 async def test_the_row_of_a_run_goes_last(store: Store) -> None:
@@ -112,7 +112,7 @@ async def test_the_row_of_a_run_goes_last(store: Store) -> None:
     for _ in doomed[1:]:
         await store.delete_run_rows(JOB, None, limit=1)
 
-    assert await _left(store, doomed) == [doomed[0]]
+    assert await _remaining_rows(store, doomed) == [doomed[0]]
 
 
 async def test_purging_removes_the_key_records_that_expired_before_now(
@@ -125,4 +125,4 @@ async def test_purging_removes_the_key_records_that_expired_before_now(
     counts = [await store.delete_expired(clock.now()), await store.delete_expired(clock.now())]
 
     assert counts == [2, 0]
-    assert await _left(store, [*expired, *living]) == living
+    assert await _remaining_rows(store, [*expired, *living]) == living

@@ -33,10 +33,10 @@ async def _walk(name: str, steps: list[Step], *, seed: int) -> list[tuple[Step |
     clock = ManualClock()
     async with fresh_engine(name, clock, seed=seed) as engine:
         walker = Walker(engine, clock)
-        told: list[tuple[Step | None, object]] = []
+        answers: list[tuple[Step | None, object]] = []
         for step in [*OPENING, *steps]:
-            told.append((step, await walker.take(step)))  # noqa: PERF401 (a list cannot await)
-        return [*told, (None, await walker.dump())]
+            answers.append((step, await walker.take(step)))  # noqa: PERF401 (a list cannot await)
+        return [*answers, (None, await walker.dump())]
 
 
 @pytest.mark.slow
@@ -56,9 +56,9 @@ async def test_an_engine_behind_a_server_agrees_with_memory(steps: list[Step]) -
 
 async def _agree(name: str, steps: list[Step]) -> None:
     expected = await _walk("memory", steps, seed=1)
-    told = await _walk(name, steps, seed=2)
+    answers = await _walk(name, steps, seed=2)
 
-    for ours, theirs in zip(expected, told, strict=True):
+    for ours, theirs in zip(expected, answers, strict=True):
         assert theirs == ours
 
 
@@ -74,9 +74,9 @@ async def test_walks_are_informed() -> None:
         ]
         for step, answer in await _walk("memory", steps, seed=1):
             for part in answer if isinstance(answer, list) else [answer]:
-                told = f"{step.verb if step else 'dump'} {type(part).__name__}"
-                seen[told] = seen.get(told, 0) + 1
+                answers = f"{step.verb if step else 'dump'} {type(part).__name__}"
+                seen[answers] = seen.get(answers, 0) + 1
 
-    for told in OFTEN:
-        assert seen.get(told, 0) > 2, (told, seen)
-    assert {told.split()[0] for told in seen} == {*VERBS, "dump"}
+    for answers in OFTEN:
+        assert seen.get(answers, 0) > 2, (answers, seen)
+    assert {answers.split()[0] for answers in seen} == {*VERBS, "dump"}

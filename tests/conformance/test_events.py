@@ -26,28 +26,28 @@ async def test_events_come_in_the_order_of_their_places_and_only_once_they_have_
     placed = [an_event(9 - seq, seq=seq) for seq in (3, 1, 2)]
     await keep(store, *placed, an_event(20), an_event(21, seq=1, caller=CallerId("other")))
 
-    found = await store.find(EventsOf(caller=CALLER, after=0, limit=10))
+    events = await store.find(EventsOf(caller=CALLER, after=0, limit=10))
     behind = await store.find(EventsOf(caller=CALLER, after=1, limit=1))
 
-    assert [event.seq for event in found] == [1, 2, 3]
+    assert [event.seq for event in events] == [1, 2, 3]
     assert [event.seq for event in behind] == [2]
 
 
 async def test_a_place_before_the_first_asks_for_all_that_have_one(store: Store) -> None:
     await keep(store, an_event(1, seq=1), an_event(2))
 
-    found = await store.find(EventsOf(caller=CALLER, after=-5, limit=10))
+    events = await store.find(EventsOf(caller=CALLER, after=-5, limit=10))
 
-    assert [event.seq for event in found] == [1]
+    assert [event.seq for event in events] == [1]
 
 
 async def test_events_without_a_place_come_oldest_first(store: Store) -> None:
     left = [an_event(number, occurred_at=T0 + 9 - number) for number in range(4)]
     await keep(store, *left, an_event(30, seq=1, occurred_at=T0))
 
-    found = await store.find(UnplacedEvents(before=T0 + 9, limit=2))
+    events = await store.find(UnplacedEvents(before=T0 + 9, limit=2))
 
-    assert found == [left[3], left[2]]
+    assert events == [left[3], left[2]]
 
 
 async def test_purging_removes_events_whose_time_is_over(store: Store) -> None:

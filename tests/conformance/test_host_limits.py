@@ -59,11 +59,11 @@ async def test_who_leaves_makes_room_for_the_next(coordinator: Coordinator) -> N
 async def test_who_is_lost_behind_a_door_ages_out_and_who_renews_stays(
     coordinator: Coordinator, clock: ManualClock
 ) -> None:
-    [lost, kept] = await _enter(coordinator, *[a_door(cap=2)] * 2)
+    [lost, lease] = await _enter(coordinator, *[a_door(cap=2)] * 2)
     assert lost is not None
-    assert kept is not None
+    assert lease is not None
     clock.advance(20)
-    assert await coordinator.renew([kept], ttl_s=TTL_S) == frozenset()
+    assert await coordinator.renew([lease], ttl_s=TTL_S) == frozenset()
 
     clock.advance(10)
 

@@ -74,34 +74,34 @@ def _tasks_of(limit: int = 100, **fields: object) -> TasksOf:
 
 async def _pages(store: Store, statuses: frozenset[TaskStatus] | None, limit: int) -> list[Task]:
     """Everything, page by page, each resuming behind the last id of the one before."""
-    found: list[Task] = []
+    matches: list[Task] = []
     after: TaskId | None = None
     while page := await store.find(_tasks_of(limit, statuses=statuses, after=after)):
         assert len(page) <= limit
-        found += page
+        matches += page
         after = page[-1].task_id
-    return found
+    return matches
 
 
 async def test_tasks_of_a_run_come_in_id_order_whatever_their_shards(store: Store) -> None:
     tasks = [a_task(index, shard=index % 4) for index in range(12)]
     await keep(store, *tasks, a_task(0, OTHER_RUN))
 
-    found = await store.find(_tasks_of())
+    matches = await store.find(_tasks_of())
 
-    assert found == sorted(tasks, key=lambda task: task.task_id)
+    assert matches == sorted(tasks, key=lambda task: task.task_id)
 
 
 async def test_tasks_of_a_run_can_be_narrowed_to_statuses(store: Store) -> None:
     tasks = [a_task(index, status=status) for index, status in enumerate(TaskStatus)]
     await keep(store, *tasks)
-    wanted = frozenset({TaskStatus.FAILED, TaskStatus.PROCESSING})
+    expected_statuses = frozenset({TaskStatus.FAILED, TaskStatus.PROCESSING})
 
-    found = await store.find(_tasks_of(statuses=wanted))
+    matches = await store.find(_tasks_of(statuses=expected_statuses))
     none = await store.find(_tasks_of(statuses=frozenset()))
 
-    assert {task.status for task in found} == wanted
-    assert len(found) == 2
+    assert {task.status for task in matches} == expected_statuses
+    assert len(matches) == 2
     assert none == []
 
 
@@ -121,20 +121,25 @@ async def test_tasks_of_a_run_resume_behind_an_id_that_need_not_exist(store: Sto
 @settings(max_examples=15, deadline=None)
 @given(
     statuses=st.lists(st.sampled_from(TaskStatus), max_size=24),
-    wanted=st.none() | st.frozensets(st.sampled_from(TaskStatus), min_size=1),
+    expected_statuses=st.none() | st.frozensets(st.sampled_from(TaskStatus), min_size=1),
     limit=st.integers(1, 30),
 )
 async def test_paging_yields_each_task_exactly_once_for_any_page_size(
-    name: str, statuses: list[TaskStatus], wanted: frozenset[TaskStatus] | None, limit: int
+    name: str,
+    statuses: list[TaskStatus],
+    expected_statuses: frozenset[TaskStatus] | None,
+    limit: int,
 ) -> None:
     tasks = [a_task(index, status=status, shard=index % 4) for index, status in enumerate(statuses)]
     async with fresh_engine(name, ManualClock()) as engine:
         await keep(engine.store, *tasks)
 
-        found = await _pages(engine.store, wanted, limit)
+        matches = await _pages(engine.store, expected_statuses, limit)
 
-    expected = [task for task in tasks if wanted is None or task.status in wanted]
-    assert found == sorted(expected, key=lambda task: task.task_id)
+    expected = [
+        task for task in tasks if expected_statuses is None or task.status in expected_statuses
+    ]
+    assert matches == sorted(expected, key=lambda task: task.task_id)
 
 
 async def test_tasks_are_read_by_their_references_and_missing_ones_are_left_out(
@@ -182,18 +187,18 @@ async def test_all_stats_of_a_run_come_by_shard(store: Store) -> None:
     rows = [a_stats(shard, done=shard) for shard in (11, 2, 0, 1, 10)]
     await keep(store, *rows, a_stats(0, OTHER_RUN), a_stats(3, RunId("r"), job_id=OTHER_JOB))
 
-    found = await store.find(StatsOf(job_id=JOB, run_id=RUN, shard_count=12))
+    matches = await store.find(StatsOf(job_id=JOB, run_id=RUN, shard_count=12))
 
-    assert found == sorted(rows, key=lambda row: row.shard)
+    assert matches == sorted(rows, key=lambda row: row.shard)
 
 
 async def test_jobs_of_a_caller_come_newest_first(store: Store) -> None:
     jobs = [a_job(JobId(a_ulid(number)), created_at=T0 + number) for number in (3, 1, 2)]
     await keep(store, *jobs, a_job(JobId(a_ulid(9)), caller=CallerId("caller-b")))
 
-    found = await store.find(JobsOf(caller=CALLER, statuses=OPEN, limit=10))
+    matches = await store.find(JobsOf(caller=CALLER, statuses=OPEN, limit=10))
 
-    assert [job.job_id for job in found] == [a_ulid(3), a_ulid(2), a_ulid(1)]
+    assert [job.job_id for job in matches] == [a_ulid(3), a_ulid(2), a_ulid(1)]
 
 
 async def test_jobs_of_a_caller_can_be_narrowed_and_paged(store: Store) -> None:
@@ -218,9 +223,9 @@ async def test_runs_of_a_job_come_newest_first(store: Store) -> None:
     runs = [a_run(RunId(a_ulid(90 - number)), sequence=number) for number in (1, 10, 2, 9)]
     await keep(store, *runs, a_run(RunId(a_ulid(99)), job_id=OTHER_JOB, sequence=5))
 
-    found = await store.find(RunsOf(job_id=JOB, statuses=RUNNING, limit=10))
+    matches = await store.find(RunsOf(job_id=JOB, statuses=RUNNING, limit=10))
 
-    assert [run.sequence for run in found] == [10, 9, 2, 1]
+    assert [run.sequence for run in matches] == [10, 9, 2, 1]
 
 
 async def test_runs_of_a_job_can_be_narrowed_and_paged(store: Store) -> None:
@@ -274,11 +279,11 @@ async def test_runs_in_statuses_come_from_every_caller_in_id_order(store: Store)
     ]
     await keep(store, *reversed(runs), a_run(status=RunStatus.COMPLETED))
 
-    found = await store.find(RunsIn(statuses=RUNNING, limit=3))
-    rest = await store.find(RunsIn(statuses=RUNNING, after=found[-1].run_id, limit=3))
+    matches = await store.find(RunsIn(statuses=RUNNING, limit=3))
+    rest = await store.find(RunsIn(statuses=RUNNING, after=matches[-1].run_id, limit=3))
     ended = await store.find(RunsIn(statuses=frozenset({RunStatus.COMPLETED}), limit=3))
 
-    assert found + rest == runs
+    assert matches + rest == runs
     assert [run.run_id for run in ended] == [RUN]
 
 
@@ -286,9 +291,9 @@ async def test_runs_that_changed_at_or_after_an_instant_changed_since_it(store: 
     runs = [a_run(RunId(a_ulid(number)), updated_at=T0 + number) for number in range(4)]
     await keep(store, *runs)
 
-    found = await store.find(RunsIn(statuses=RUNNING, updated_since=T0 + 2, limit=10))
+    matches = await store.find(RunsIn(statuses=RUNNING, updated_since=T0 + 2, limit=10))
 
-    assert found == runs[2:]
+    assert matches == runs[2:]
 
 
 async def test_batches_in_statuses_that_have_not_moved_come_longest_idle_first(
@@ -302,10 +307,10 @@ async def test_batches_in_statuses_that_have_not_moved_come_longest_idle_first(
     await keep(store, *reversed(idle), sealed)
     is_open = frozenset({BatchStatus.OPEN})
 
-    found = await store.find(BatchesIn(statuses=is_open, idle_since=T0 + 2, limit=10))
+    matches = await store.find(BatchesIn(statuses=is_open, idle_since=T0 + 2, limit=10))
     first = await store.find(BatchesIn(statuses=is_open, idle_since=T0 + 2, limit=1))
 
-    assert found == idle[:3]
+    assert matches == idle[:3]
     assert first == idle[:1]
 
 
@@ -315,10 +320,10 @@ async def test_notices_in_statuses_whose_time_has_come_come_oldest_first(store: 
     await keep(store, *reversed(due), delivered)
     waiting = frozenset({NoticeStatus.DUE})
 
-    found = await store.find(DueNotices(statuses=waiting, due_by=T0 + 2, limit=10))
+    matches = await store.find(DueNotices(statuses=waiting, due_by=T0 + 2, limit=10))
     first = await store.find(DueNotices(statuses=waiting, due_by=T0 + 2, limit=2))
 
-    assert found == due[:3]
+    assert matches == due[:3]
     assert first == due[:2]
 
 
@@ -333,13 +338,13 @@ async def test_notices_of_a_job_come_newest_run_first_and_newest_first_within_it
     ]
     await keep(store, *mine[::-1], a_notice(2, job_id=OTHER_JOB))
 
-    found = await store.find(NoticesOf(job_id=JOB, limit=10))
+    matches = await store.find(NoticesOf(job_id=JOB, limit=10))
     of_run = await store.find(NoticesOf(job_id=JOB, run_id=RUN, limit=2))
     last = of_run[-1]
     before = (last.run_id, last.occurred_at, last.notice_id)
     rest = await store.find(NoticesOf(job_id=JOB, run_id=RUN, before=before, limit=10))
 
-    assert found == mine
+    assert matches == mine
     assert of_run + rest == mine[1:]
 
 
@@ -347,10 +352,10 @@ async def test_scrubs_whose_time_has_come_come_oldest_first(store: Store) -> Non
     due = [a_deletion_intent(9 - number, due_at=T0 + number) for number in range(4)]
     await keep(store, *reversed(due))
 
-    found = await store.find(DueScrubs(due_by=T0 + 2, limit=10))
+    matches = await store.find(DueScrubs(due_by=T0 + 2, limit=10))
     first = await store.find(DueScrubs(due_by=T0 + 2, limit=2))
 
-    assert found == due[:3]
+    assert matches == due[:3]
     assert first == due[:2]
 
 
@@ -358,9 +363,9 @@ async def test_jobs_of_a_caller_can_be_narrowed_to_a_type(store: Store) -> None:
     regular, scheduled = a_job(), a_job(OTHER_JOB, type=JobType.SCHEDULED)
     await keep(store, regular, scheduled)
 
-    for kind, found in [(JobType.REGULAR, [regular]), (JobType.SCHEDULED, [scheduled])]:
+    for kind, matches in [(JobType.REGULAR, [regular]), (JobType.SCHEDULED, [scheduled])]:
         query = JobsOf(caller=CALLER, statuses=OPEN, type=kind, limit=10)
-        assert await store.find(query) == found
+        assert await store.find(query) == matches
 
 
 async def test_schedules_in_statuses_whose_time_comes_by_then_come_soonest_first(
@@ -372,10 +377,10 @@ async def test_schedules_in_statuses_whose_time_comes_by_then_come_soonest_first
     await keep(store, *reversed(due), paused, over)
     active = frozenset({ScheduleStatus.ACTIVE})
 
-    found = await store.find(DueSchedules(statuses=active, due_by=T0 + 2, limit=10))
+    matches = await store.find(DueSchedules(statuses=active, due_by=T0 + 2, limit=10))
     first = await store.find(DueSchedules(statuses=active, due_by=T0 + 2, limit=2))
 
-    assert found == due[:3]
+    assert matches == due[:3]
     assert first == due[:2]
 
 
@@ -383,10 +388,10 @@ async def test_exports_whose_time_has_come_come_oldest_first(store: Store) -> No
     due = [an_export(9 - number, due_at=T0 + number) for number in range(4)]
     await keep(store, *reversed(due))
 
-    found = await store.find(DueExports(due_by=T0 + 2, limit=10))
+    matches = await store.find(DueExports(due_by=T0 + 2, limit=10))
     first = await store.find(DueExports(due_by=T0 + 2, limit=2))
 
-    assert found == due[:3]
+    assert matches == due[:3]
     assert first == due[:2]
 
 
@@ -405,10 +410,10 @@ async def test_runs_whose_bodies_are_to_go_come_oldest_first_and_no_others(store
     due = [a_run(RunId(a_ulid(9 - number)), sweep_at=T0 + number) for number in range(4)]
     await keep(store, *reversed(due), a_run(), a_run(OTHER_RUN, expires_at=T0))
 
-    found = await store.find(DueExpiries(due_by=T0 + 2, limit=10))
+    matches = await store.find(DueExpiries(due_by=T0 + 2, limit=10))
     first = await store.find(DueExpiries(due_by=T0 + 2, limit=2))
 
-    assert found == due[:3]
+    assert matches == due[:3]
     assert first == due[:2]
 
 

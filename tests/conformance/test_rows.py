@@ -294,9 +294,9 @@ async def test_what_was_applied_is_read_back_as_it_was_written(store: Store, row
     verdicts = await store.commit([a_change(insert(row))])
 
     assert verdicts == [Applied((row,))]
-    found = await kept(store, row)
-    assert found == row
-    assert _encode(found) == _encode(row)  # As strict as types: 1 and 1.0 are equal.
+    stored_row = await kept(store, row)
+    assert stored_row == row
+    assert _encode(stored_row) == _encode(row)  # As strict as types: 1 and 1.0 are equal.
 
 
 @pytest.mark.parametrize("row", BARE, ids=_name)

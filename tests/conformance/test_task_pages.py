@@ -13,15 +13,15 @@ from tests.builders import JOB, RUN, a_task, keep
 
 
 @pytest.mark.parametrize(("read_max", "limit"), [(1, 3), (7, 1), (7, 5), (100, 3)])
-@pytest.mark.parametrize("wanted", [None, TaskStatus.FAILED, TaskStatus.PENDING])
+@pytest.mark.parametrize("searched_status", [None, TaskStatus.FAILED, TaskStatus.PENDING])
 async def test_pages_of_a_bounded_look_show_each_task_once_and_get_further_every_time(
-    store: Store, read_max: int, limit: int, wanted: TaskStatus | None
+    store: Store, read_max: int, limit: int, searched_status: TaskStatus | None
 ) -> None:
     rare = [TaskStatus.FAILED if index in {3, 17} else TaskStatus.SUCCESSFUL for index in range(24)]
     tasks = [a_task(index, shard=index % 4, status=status) for index, status in enumerate(rare)]
     await keep(store, *tasks)
-    statuses = None if wanted is None else frozenset({wanted})
-    found: list[Task] = []
+    statuses = None if searched_status is None else frozenset({searched_status})
+    all_tasks: list[Task] = []
     ends: list[TaskId | None] = [None]
 
     while ends == [None] or ends[-1] is not None:
@@ -30,10 +30,10 @@ async def test_pages_of_a_bounded_look_show_each_task_once_and_get_further_every
         )
         page = await store.page_tasks(query, read_max=read_max)
         assert len(page.tasks) <= limit
-        found += page.tasks
+        all_tasks += page.tasks
         ends.append(page.until)
 
     places = [end for end in ends if end is not None]
     assert places == sorted(set(places))
-    expected = [task for task in tasks if wanted in {None, task.status}]
-    assert found == sorted(expected, key=lambda task: task.task_id)
+    expected = [task for task in tasks if searched_status in {None, task.status}]
+    assert all_tasks == sorted(expected, key=lambda task: task.task_id)

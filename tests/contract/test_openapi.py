@@ -27,14 +27,14 @@ def test_the_server_does_what_its_document_says(tmp_path: Path) -> None:
         server = Server(tmp_path / "data", {**auth, "CONVEYOR_GATEWAY_URL": gateway})
         server.start()
         try:
-            result = _examined(server.url)
+            result = _examine(server.url)
         finally:
             server.kill()
 
     assert result.returncode == 0, result.stdout[-12_000:]
 
 
-def _examined(url: str) -> subprocess.CompletedProcess[str]:
+def _examine(url: str) -> subprocess.CompletedProcess[str]:
     examples = os.environ.get("CONVEYOR_TEST_EXAMPLES", "2")
     seed = ["--seed", "1"] if os.environ.get("CI") else []
     command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(HERE / "config.toml")]

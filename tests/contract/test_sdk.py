@@ -18,6 +18,7 @@ from tests.api import contract
 from tests.contract.sdk_table import TABLE, Use, names_of, public_names
 from tests.contract.server import ContractServer, a_receiver
 from tests.e2e.cloud import a_cloud
+from tests.e2e.postgres import a_deployment
 from tests.e2e.programs import a_server, a_site
 
 pytestmark = pytest.mark.slow
@@ -46,7 +47,7 @@ class Judge:
             self.seen.add((request.method, path.removeprefix("/v1")))
 
 
-@pytest.fixture(scope="module", params=["embedded", "aws"])
+@pytest.fixture(scope="module", params=["embedded", "postgres", "aws"])
 def engine(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
@@ -80,6 +81,11 @@ def _serving(request: pytest.FixtureRequest, engine: str, folder: Path) -> Itera
         with a_server(folder / "data") as server:
             yield server.url
         return
+    if engine == "postgres":
+        with a_deployment(folder, "fsync=off") as deployment:
+            deployment.cloud.workers(2)
+            yield deployment.cloud.api()
+        return
     with a_cloud(request, folder, redis=request.getfixturevalue("redis")) as cloud:
         cloud.workers(2)
         yield cloud.api()
@@ -109,10 +115,10 @@ def test_every_operation_of_the_contract_was_answered(
         for use in dict.fromkeys(TABLE.values()):
             use(server)
 
-    wanted = _operations()
-    missing = [op for op in wanted if not any(_matches(op, seen) for seen in judge.seen)]
+    operations = _operations()
+    missing = [op for op in operations if not any(_matches(op, seen) for seen in judge.seen)]
 
-    answered = f"{len(wanted) - len(missing)} of {len(wanted)} on {engine}"
+    answered = f"{len(operations) - len(missing)} of {len(operations)} on {engine}"
     record_property("contract_operations", answered)
     assert missing == []
 

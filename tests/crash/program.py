@@ -32,7 +32,7 @@ def run(parse: Parse = parse_crash_point) -> None:
 
 def _wrap(switch: Switch) -> None:
     make_env, make_client = runtime.make_env, RetryingAwsClient
-    open_shared_world = runtime._open_shared_world
+    open_aws_world = runtime._open_aws_world
 
     def make_crashing_env(*arguments: Any) -> Context:
         env = make_env(*arguments)
@@ -49,14 +49,14 @@ def _wrap(switch: Switch) -> None:
 
     @asynccontextmanager
     async def open_crashing_world(*arguments: Any) -> AsyncGenerator[Runtime, None]:
-        async with open_shared_world(*arguments) as world:
+        async with open_aws_world(*arguments) as world:
             cache = world.env.cache
             if cache is not None:
                 cache = crashing(cache, "cache", switch)
             yield replace(world, env=replace(world.env, cache=cache))
 
     vars(runtime)["make_env"] = make_crashing_env
-    vars(runtime)["_open_shared_world"] = open_crashing_world
+    vars(runtime)["_open_aws_world"] = open_crashing_world
     vars(engine)["RetryingAwsClient"] = make_crashing_client
 
 

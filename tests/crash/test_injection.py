@@ -102,9 +102,9 @@ def test_a_point_that_is_none_is_refused_with_an_example(text: str) -> None:
         parse_crash_point(text)
 
 
-@pytest.mark.parametrize(("side", "asked"), [("before", 0), ("after", 1)])
+@pytest.mark.parametrize(("side", "requests_count"), [("before", 0), ("after", 1)])
 async def test_a_call_of_aws_is_within_reach_on_either_side_of_its_effect(
-    side: str, asked: int
+    side: str, requests_count: int
 ) -> None:
     transport = ScriptedTransport({})
     crashing_transport = CrashingTransport(
@@ -114,4 +114,4 @@ async def test_a_call_of_aws_is_within_reach_on_either_side_of_its_effect(
     with pytest.raises(Ended):
         await crashing_transport.call("dynamodb", "PutItem", {}, deadline_s=1.0)
 
-    assert len(transport.asked) == asked
+    assert len(transport.asked) == requests_count

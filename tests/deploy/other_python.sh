@@ -17,7 +17,7 @@ git ls-files -z | tar --create --null --files-from=- | "${run[@]}" sh -c 'set -e
     python3 --version
     if ! cat pyproject.toml constraints.txt | cmp -s - /opt/python/requirements; then
         python3 -m venv --clear /opt/python/venv
-        /opt/python/venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[aws,test]"
+        /opt/python/venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[aws,postgres,test]"
         cat pyproject.toml constraints.txt > /opt/python/requirements
     fi
     /opt/python/venv/bin/python -m pytest -q -p no:cacheprovider "$@"' sh "$@"

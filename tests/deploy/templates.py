@@ -15,7 +15,7 @@ class _Loader(yaml.SafeLoader):
     pass
 
 
-def _tagged(loader: yaml.SafeLoader, suffix: str, node: yaml.Node) -> dict[str, Any]:
+def _parse_tag(loader: yaml.SafeLoader, suffix: str, node: yaml.Node) -> dict[str, Any]:
     value: Any
     if isinstance(node, yaml.ScalarNode):
         value = loader.construct_scalar(node)
@@ -31,7 +31,7 @@ def _tagged(loader: yaml.SafeLoader, suffix: str, node: yaml.Node) -> dict[str, 
     return {f"Fn::{suffix}": value}
 
 
-_Loader.add_multi_constructor("!", _tagged)
+_Loader.add_multi_constructor("!", _parse_tag)
 
 
 def load(name: str) -> dict[str, Any]:
@@ -63,9 +63,9 @@ def resolved(value: Any) -> Any:
         case {"Fn::ImportValue": {"Fn::Sub": str(name)}}:
             return _NAMES[name.removeprefix("${DataStack}-")]
         case {"Fn::Sub": [str(text), dict(names)]}:
-            return _filled(text, {**_NAMES, **resolved(names)})
+            return _fill(text, {**_NAMES, **resolved(names)})
         case {"Fn::Sub": str(text)}:
-            return _filled(text, _NAMES)
+            return _fill(text, _NAMES)
         case {"Fn::GetAtt": [name, "Arn"]} | {"Ref": name}:
             return _NAMES[name]
         case {"Fn::If": [_, chosen, _]}:
@@ -77,7 +77,7 @@ def resolved(value: Any) -> Any:
     return value
 
 
-def _filled(text: str, names: dict[str, str]) -> str:
+def _fill(text: str, names: dict[str, str]) -> str:
     for name, value in names.items():
         text = text.replace(f"${{{name}}}", value)
     return text

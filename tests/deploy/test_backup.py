@@ -10,7 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
+from conveyor.bootstrap import maintenance
 from conveyor.cli.demo import Site, site_in_a_thread
+from conveyor.config import BadSettings, Settings
 from conveyor.engines.sqlite.backup import MANIFEST, BackupFailed, back_up, restore
 from tests.cli.program import Program, dev_server, wait_until
 
@@ -115,3 +117,13 @@ def test_a_body_that_was_deleted_meanwhile_is_counted(backup: Path, tmp_path: Pa
     manifest = back_up(tmp_path / "data", tmp_path / "copy")
 
     assert manifest.removed > 0
+
+
+@pytest.mark.parametrize("engine", ["aws", "postgres"])
+def test_a_shared_engine_has_no_data_directory_to_back_up(tmp_path: Path, engine: str) -> None:
+    settings = Settings(engine=engine, data_dir=tmp_path / "data")
+
+    with pytest.raises(BadSettings, match="point-in-time recovery"):
+        maintenance.back_up(settings, tmp_path / "target")
+    with pytest.raises(BadSettings, match="point-in-time recovery"):
+        maintenance.restore(settings, tmp_path / "source")

@@ -6,7 +6,7 @@ import pytest
 
 from conveyor.config import BadSettings, settings_from
 from conveyor.engines.aws.client.auth import find_access
-from conveyor.engines.aws.permissions import permission_for
+from conveyor.engines.aws.errors import permission_for
 from tests.cli.program import Program
 
 KEYS = {"CONVEYOR_AUTH": "keys"}
@@ -84,6 +84,12 @@ async def test_the_region_comes_from_either_variable(
             "dynamodb:UpdateItem",
         ),
         ("dynamodb.Query", "", "dynamodb:Query"),
+        ("dynamodb.BatchExecuteStatement", "", "dynamodb:PartiQLInsert"),
+        (
+            "dynamodb.BatchExecuteStatement",
+            "cannot perform: dynamodb:BatchExecuteStatement",
+            "dynamodb:PartiQLInsert",
+        ),
     ],
 )
 def test_a_refused_call_names_the_permission_that_it_needs(

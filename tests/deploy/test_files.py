@@ -30,7 +30,7 @@ def _metric_names() -> set[str]:
     return {f"{name}{suffix}" for name in families for suffix in SAMPLES}
 
 
-def _named_in(path: Path) -> set[str]:
+def _names_in(path: Path) -> set[str]:
     return set(re.findall(r"\bconveyor_[a-z_]+", path.read_text()))
 
 
@@ -38,7 +38,7 @@ def _named_in(path: Path) -> set[str]:
     "name", ["monitoring/alerts.yml", "monitoring/dashboard.json", "kubernetes/conveyor.yaml"]
 )
 def test_every_metric_that_is_named_exists(name: str) -> None:
-    named = _named_in(DEPLOY / name)
+    named = _names_in(DEPLOY / name)
 
     assert named
     assert named - _metric_names() == set()
@@ -104,3 +104,25 @@ def test_the_dashboard_is_a_dashboard() -> None:
     dashboard = json.loads((DEPLOY / "monitoring/dashboard.json").read_text())
 
     assert [panel["targets"] for panel in dashboard["panels"] if not panel["targets"]] == []
+
+
+def test_the_compose_file_for_postgres_migrates_before_it_serves() -> None:
+    services = yaml.safe_load((DEPLOY / "box/compose.postgres.yaml").read_text())["services"]
+
+    for name in ("migrate", "api", "worker"):
+        assert services[name]["read_only"]
+        assert services[name]["cap_drop"] == ["ALL"]
+        values = {key: str(value) for key, value in services[name]["environment"].items()}
+        known = {key: value for key, value in values.items() if not value.startswith("${")}
+        secret = {"CONVEYOR_SECRET_KEY": "of many characters", "CONVEYOR_AUTH": "passthrough"}
+        settings = settings_from({**known, **secret})
+        assert (settings.engine, settings.bucket) == ("postgres", "")
+    for name in ("api", "worker"):
+        depends_on = services[name]["depends_on"]
+        assert depends_on == {"migrate": {"condition": "service_completed_successfully"}}
+
+
+def test_the_image_has_the_packages_of_every_shared_engine() -> None:
+    text = (DEPLOY / "image_requirements.py").read_text()
+
+    assert 'EXTRAS = ("aws", "postgres")' in text

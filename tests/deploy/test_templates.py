@@ -4,7 +4,10 @@ it is allowed (docs/deploy.md, On AWS). What emulators drop is compared here too
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
+import sys
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -27,10 +30,10 @@ BODY_DAYS = 30
 
 def test_the_table_is_what_init_creates() -> None:
     ours = dict(DATA["Table"]["Properties"])
-    made = table.definition("t")
+    definition = table.definition("t")
 
-    assert {name: ours[name] for name in made if name != "TableName"} == {
-        name: value for name, value in made.items() if name != "TableName"
+    assert {name: ours[name] for name in definition if name != "TableName"} == {
+        name: value for name, value in definition.items() if name != "TableName"
     }
     assert ours["TimeToLiveSpecification"] == {"AttributeName": TTL, "Enabled": True}
 
@@ -46,18 +49,18 @@ def test_the_bucket_has_the_rules_that_init_sets() -> None:
 def _as_init(rule: dict[str, Any]) -> dict[str, Any]:
     """A lifecycle rule of CloudFormation in the form of the API."""
     days = rule.get("ExpirationInDays")
-    kept: dict[str, Any] = {
+    properties: dict[str, Any] = {
         name: rule[name]
         for name in ("AbortIncompleteMultipartUpload", "NoncurrentVersionExpiration")
         if name in rule
     }
     if days is not None:
-        kept["Expiration"] = {"Days": BODY_DAYS if days == {"Ref": "BodyDays"} else days}
+        properties["Expiration"] = {"Days": BODY_DAYS if days == {"Ref": "BodyDays"} else days}
     return {
         "ID": rule["Id"],
         "Status": rule["Status"],
         "Filter": {"Prefix": rule.get("Prefix", "")},
-        **kept,
+        **properties,
     }
 
 
@@ -100,6 +103,7 @@ SECRET = "rediss://:0123456789abcdef@redis.example:6379"
 EXAMPLES = {
     "CONVEYOR_BODY_DAYS": "30",
     "CONVEYOR_CONCURRENCY": "200",
+    "CONVEYOR_PACK_WAIT_MS": "1000",
     "CONVEYOR_AUTH": "keys",
     "CONVEYOR_GATEWAY_URL": "direct",
     "CONVEYOR_TRUSTED_PROXIES": "10.90.0.0/16",
@@ -138,6 +142,10 @@ def test_an_update_does_not_reset_a_scaled_service_and_a_failed_one_rolls_back()
         assert "DesiredCount" not in properties
         breaker = properties["DeploymentConfiguration"]["DeploymentCircuitBreaker"]
         assert breaker == {"Enable": True, "Rollback": True}
+
+
+def test_an_update_reaches_the_api_before_the_workers() -> None:
+    assert "ApiService" in SERVICE["WorkerService"]["DependsOn"]
 
 
 def test_workers_scale_by_their_demand_and_the_api_by_its_own_load() -> None:
@@ -186,6 +194,24 @@ def test_every_parameter_is_documented(name: str) -> None:
 
     assert [each for each in parameters if not parameters[each].get("Description")] == []
     assert [each for each in parameters if f"`{each}`" not in document] == []
+
+
+def test_the_costs_in_the_document_are_those_of_the_script() -> None:
+    command = [sys.executable, str(AWS / "cost.py"), "--redis"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert printed in (AWS.parents[1] / "docs" / "deploy.md").read_text()
+
+
+def test_the_costs_include_what_the_templates_create() -> None:
+    counts = Counter(resource["Type"] for resource in [*DATA.values(), *SERVICE.values()])
+    inputs = runpy.run_path(str(AWS / "cost.py"))
+
+    # Target tracking makes two alarms for each policy. One secret is made with Redis only.
+    policies = counts["AWS::ApplicationAutoScaling::ScalingPolicy"]
+    assert inputs["ALARMS"] == counts["AWS::CloudWatch::Alarm"] + 2 * policies
+    assert inputs["SECRETS"] == counts["AWS::SecretsManager::Secret"] - 1
+    assert counts["AWS::CloudWatch::Dashboard"] == 1
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ def record(**fields: Any) -> IdempotencyRecord:
 
 
 @pytest.mark.parametrize(
-    ("found", "verdict"),
+    ("stored_record", "verdict"),
     [
         pytest.param(None, First(), id="nobody came before"),
         pytest.param(record(expires_at=T0 - 1), First(), id="expired"),
@@ -58,9 +58,9 @@ def record(**fields: Any) -> IdempotencyRecord:
     ],
 )
 def test_a_key_is_judged_by_who_came_before(
-    found: IdempotencyRecord | None, verdict: KeyVerdict
+    stored_record: IdempotencyRecord | None, verdict: KeyVerdict
 ) -> None:
-    assert idempotency.decide(found, REQUEST, now=T0) == verdict
+    assert idempotency.decide(stored_record, REQUEST, now=T0) == verdict
 
 
 @pytest.mark.parametrize("field", ["expires_at", "claimed_until"])

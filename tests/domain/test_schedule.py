@@ -27,6 +27,7 @@ from conveyor.domain.schedule import (
     load_zone,
     next_after,
     upcoming,
+    upcoming_times,
 )
 from tests.builders import T0, a_schedule
 
@@ -75,19 +76,19 @@ def walk(start: datetime, zone: str) -> Minutes:
 def expected(minutes: Minutes, matches: Matches) -> list[float]:
     """The first showing of every time on the wall that matches; and, for one that no clock showed,
     the moment that is as much later as the clocks were put forward."""
-    shown: dict[datetime, float] = {}
-    found: set[float] = set()
+    by_local_time: dict[datetime, float] = {}
+    instants: set[float] = set()
     for at, wall in minutes:
-        if wall not in shown:
-            shown[wall] = at
+        if wall not in by_local_time:
+            by_local_time[wall] = at
             if matches(wall):
-                found.add(at)
+                instants.add(at)
     for (_, before), (after_at, after) in pairwise(minutes):
         lost = (after - before) // MINUTE - 1
         for ahead in range(lost):
             if matches(before + (1 + ahead) * MINUTE):
-                found.add(after_at + 60 * ahead)
-    return sorted(found)
+                instants.add(after_at + 60 * ahead)
+    return sorted(instants)
 
 
 def all_between(rule: Rule, after: float, until: float) -> Iterator[float]:
@@ -172,9 +173,9 @@ def test_wall_times_come_when_a_clock_first_shows_them_or_should_have(
     # What happened before the walk began may reach into it for as long as clocks can move.
     first, last = minutes[26 * 60][0], minutes[-1][0]
 
-    found = list(all_between(rule, first, last))
+    instants = list(all_between(rule, first, last))
 
-    assert found == [at for at in expected(minutes, matches) if at > first]
+    assert instants == [at for at in expected(minutes, matches) if at > first]
 
 
 @pytest.mark.slow
@@ -189,14 +190,14 @@ def utc(text: str) -> float:
 
 
 def times(rule: Rule, after: str, count: int) -> list[str]:
-    found, at = [], utc(after)
+    instants, at = [], utc(after)
     for _ in range(count):
         following = next_after(rule, at)
         if following is None:
             break
         at = following
-        found.append(datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M"))
-    return found
+        instants.append(datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M"))
+    return instants
 
 
 def test_a_wall_time_that_spring_leaves_out_comes_an_hour_later() -> None:
@@ -252,9 +253,9 @@ def test_a_time_that_a_change_carried_over_midnight_is_still_to_come() -> None:
     ],
 )
 def test_days_that_a_month_lacks_are_left_out(rule: Rule, days: list[str]) -> None:
-    found = times(rule, "2026-02-13T12:00", len(days))
+    instants = times(rule, "2026-02-13T12:00", len(days))
 
-    assert found == [f"{day} 00:00" for day in days]
+    assert instants == [f"{day} 00:00" for day in days]
 
 
 def test_a_leap_day_is_found_across_a_century_without_one() -> None:
@@ -291,12 +292,12 @@ def test_an_at_comes_once() -> None:
 def test_a_rate_is_the_first_multiple_behind(every: int, unit: RateUnit, ahead: int) -> None:
     rule = Rate(every, unit, T0)
 
-    found = next_after(rule, T0 + ahead)
+    instants = next_after(rule, T0 + ahead)
 
     period_s = every * {"minute": 60, "hour": 3600, "day": 86400}[unit]
-    assert found is not None
-    assert (found - T0) % period_s == 0
-    assert 0 < found - (T0 + ahead) <= period_s
+    assert instants is not None
+    assert (instants - T0) % period_s == 0
+    assert 0 < instants - (T0 + ahead) <= period_s
 
 
 @pytest.mark.parametrize(
@@ -356,3 +357,34 @@ def test_the_walk_itself_shows_a_lost_and_a_doubled_hour() -> None:
 def test_names_in_the_zone_data_that_are_no_places_are_unknown(name: str) -> None:
     with pytest.raises(UnknownZone):
         load_zone(name)
+
+
+def test_the_next_times_follow_one_another() -> None:
+    hourly = a_schedule(next_fire_at=T0 + 3600)
+
+    assert upcoming_times(hourly, T0) == [T0 + 3600 * number for number in range(1, 6)]
+
+
+def test_times_that_pass_while_a_run_is_awaited_are_not_shown() -> None:
+    hourly = a_schedule(next_fire_at=T0 + 3600)
+
+    assert upcoming_times(hourly, T0 + 8000)[:2] == [T0 + 3600, T0 + 10800]
+
+
+def test_a_rule_without_another_time_soon_shows_one_time() -> None:
+    leap_day = Cron(cron="0 0 29 2 *", timezone="UTC")
+    once = At(at="2023-11-15T00:00:00", timezone="UTC")
+
+    for rule in (leap_day, once):
+        first_at = next_after(rule, T0)
+        assert upcoming_times(a_schedule(rule=rule, next_fire_at=first_at), T0) == [first_at]
+    assert upcoming_times(a_schedule(next_fire_at=None), T0) == []
+
+
+def test_the_last_day_of_each_month_is_shown() -> None:
+    rule = Cron(cron="0 0 31 * *", timezone="UTC")
+    schedule = a_schedule(rule=rule, next_fire_at=next_after(rule, T0))
+
+    days = [datetime.fromtimestamp(at, UTC).date() for at in upcoming_times(schedule, T0)]
+
+    assert [(day.month, day.day) for day in days] == [(12, 31), (1, 31), (3, 31), (5, 31), (7, 31)]

@@ -22,12 +22,12 @@ def violations(data_dir: Path) -> list[str]:
         jobs = {row["job_id"] for row in db.execute("SELECT * FROM jobs") if _is_there(row)}
         runs = [run for run in db.execute("SELECT * FROM runs") if run["job_id"] in jobs]
         runs = [run for run in runs if run["status"] in RUN_VISIBLE]
-        found: list[str] = []
+        problems: list[str] = []
         for run in runs:
-            found += _of_run(db, run)
-            found += _of_bodies(db, run, data_dir)
+            problems += _of_run(db, run)
+            problems += _of_bodies(db, run, data_dir)
     db.close()
-    return found
+    return problems
 
 
 def _is_there(job: sqlite3.Row) -> bool:
@@ -60,7 +60,7 @@ def _of_run(db: sqlite3.Connection, run: sqlite3.Row) -> list[str]:
 
 
 def _of_bodies(db: sqlite3.Connection, run: sqlite3.Row, data_dir: Path) -> list[str]:
-    found = []
+    problems = []
     rows = db.execute(
         "SELECT task_id, result FROM tasks WHERE run_id = ? AND status = ?",
         (run["run_id"], TaskStatus.SUCCESSFUL),
@@ -69,8 +69,8 @@ def _of_bodies(db: sqlite3.Connection, run: sqlite3.Row, data_dir: Path) -> list
         key, size_bytes, sha256, *_ = json.loads(row["result"])
         body = _body(data_dir, key)
         if body is None or len(body) != size_bytes or hashlib.sha256(body).hexdigest() != sha256:
-            found.append(f"task {row['task_id']}: its body is missing or not what was stored")
-    return found
+            problems.append(f"task {row['task_id']}: its body is missing or not what was stored")
+    return problems
 
 
 def _body(data_dir: Path, key: str) -> bytes | None:

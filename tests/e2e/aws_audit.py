@@ -47,16 +47,16 @@ async def _rows_of(cloud: Cloud, kind: str) -> list[Row]:
 
 
 async def _scan(cloud: Cloud) -> list[Row]:
-    found: list[Row] = []
+    rows: list[Row] = []
     async with an_http_transport(
         an_access(dynamodb=cloud.environ["AWS_ENDPOINT_URL_DYNAMODB"])
     ) as transport:
         params: Row = {"TableName": cloud.environ["CONVEYOR_TABLE"], "ConsistentRead": True}
         while True:
             answer = await an_aws_client(transport).call("dynamodb", "Scan", params)
-            found += [_plain(item) for item in answer["Items"]]
+            rows += [_plain(item) for item in answer["Items"]]
             if not answer.get("LastEvaluatedKey"):
-                return found
+                return rows
             params["ExclusiveStartKey"] = answer["LastEvaluatedKey"]
 
 
@@ -70,11 +70,11 @@ def _plain(item: Mapping[str, Mapping[str, Any]]) -> Row:
 
 async def _violations(cloud: Cloud) -> list[str]:
     rows = await _scan(cloud)
-    found: list[str] = []
+    problems: list[str] = []
     for run in rows:
         if run["sk"].startswith("Run#"):
-            found += _of_run(run, rows)
-    return [*found, *_of_jobs(rows), *await _of_bodies(cloud, rows)]
+            problems += _of_run(run, rows)
+    return [*problems, *_of_jobs(rows), *await _of_bodies(cloud, rows)]
 
 
 def _of_run(run: Row, rows: list[Row]) -> list[str]:
@@ -110,7 +110,7 @@ def _outcomes(task: Row) -> int:
 
 def _of_jobs(rows: list[Row]) -> list[str]:
     """A job knows its runs, and the one under way is live."""
-    found = []
+    problems = []
     runs = {row["run_id"]: row for row in rows if row["sk"].startswith("Run#")}
     for job in rows:
         if job["sk"] != "Job" or job["status"] == "deleted":
@@ -122,12 +122,21 @@ def _of_jobs(rows: list[Row]) -> list[str]:
             if run["job_id"] == job["job_id"] and run["status"] in {"running", "pending"}
         ]
         if live != ([active] if active else []):
-            found.append(f"job {job['job_id']}: its live run is not its active one")
-    return found
+            problems.append(f"job {job['job_id']}: its live run is not its active one")
+    return problems
+
+
+def _place_of(key: str) -> dict[str, str]:
+    """The object of a body, and its range if it is a part of a pack."""
+    part = re.fullmatch(r"(.+/pack\.[0-9a-f]+)\.(\d+)\.(\d+)", key)
+    if part is None:
+        return {"Key": key}
+    first, size_bytes = int(part[2]), int(part[3])
+    return {"Key": part[1], "Range": f"bytes={first}-{first + size_bytes - 1}"}
 
 
 async def _of_bodies(cloud: Cloud, rows: list[Row]) -> list[str]:
-    found: list[str] = []
+    problems: list[str] = []
     visible = {r["run_id"] for r in rows if r["sk"].startswith("Run#") and r["status"] != "deleted"}
     async with an_http_transport(an_access(s3=cloud.environ["AWS_ENDPOINT_URL_S3"])) as transport:
         client = an_aws_client(transport)
@@ -137,11 +146,13 @@ async def _of_bodies(cloud: Cloud, rows: list[Row]) -> list[str]:
             if row["run_id"] not in visible:
                 continue
             key, size_bytes, sha256, *_ = json.loads(row["result"])
-            at = {"Bucket": cloud.environ["CONVEYOR_BUCKET"], "Key": key}
+            at = {"Bucket": cloud.environ["CONVEYOR_BUCKET"], **_place_of(key)}
             try:
                 body = (await client.call("s3", "GetObject", at))["Body"]
             except BlobMissing:
                 body = b""
             if len(body) != size_bytes or hashlib.sha256(body).hexdigest() != sha256:
-                found.append(f"task {row['task_id']}: its body is missing or not what was stored")
-    return found
+                problems.append(
+                    f"task {row['task_id']}: its body is missing or not what was stored"
+                )
+    return problems

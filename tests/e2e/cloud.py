@@ -64,9 +64,9 @@ class Cloud:
         """Where an API listens; empty if it ended before it did."""
 
         def listening() -> tuple[str] | None:
-            found = re.search(r"listening on (http://\S+)", self.log_of(process))
-            if found is not None:
-                return (found.group(1),)
+            match = re.search(r"listening on (http://\S+)", self.log_of(process))
+            if match is not None:
+                return (match.group(1),)
             return None if process.poll() is None else ("",)
 
         (url,) = until("the API to listen", listening)

@@ -131,11 +131,11 @@ class Desk:
     def _add_tasks(self) -> Asked:
         job_id = self._job(2, status="open")
         body = {"tasks": self.urls.tasks(3), "last_batch": True}
-        return self._on(job_id, "add tasks", "POST", "/tasks", body, _ended(job_id, 5))
+        return self._on(job_id, "add tasks", "POST", "/tasks", body, _until_ended(job_id, 5))
 
     def _close(self) -> Asked:
         job_id = self._job(2, status="open")
-        return self._on(job_id, "close", "POST", "/close", None, _ended(job_id, 2))
+        return self._on(job_id, "close", "POST", "/close", None, _until_ended(job_id, 2))
 
     def _stop(self) -> Asked:
         job_id = self._job(5)
@@ -143,7 +143,7 @@ class Desk:
 
     def _rerun(self) -> Asked:
         job_id = self._stopped_job()
-        return self._on(job_id, "rerun", "POST", "/rerun", None, _ended(job_id, 5, runs=2))
+        return self._on(job_id, "rerun", "POST", "/rerun", None, _until_ended(job_id, 5, runs=2))
 
     def _delete(self) -> Asked:
         job_id = self._job(5)
@@ -153,9 +153,9 @@ class Desk:
         job_id = self._stopped_job()
         run_id = self.client.get(f"/v1/jobs/{job_id}").json()["latest_run"]["run_id"]
         path = f"/runs/{run_id}/exports"
-        asked = self._on(job_id, "export", "POST", path, None, _nothing)
-        asked.verify = _is_exported(asked)
-        return asked
+        request = self._on(job_id, "export", "POST", path, None, _nothing)
+        request.verify = _is_exported(request)
+        return request
 
     def _set_webhook(self) -> Asked:
         job_id = self._stopped_job()
@@ -178,15 +178,15 @@ def _nothing(_: httpx.Client) -> None:
     return None
 
 
-def _making(asked: Asked, total: int) -> Asked:
+def _making(request: Asked, total: int) -> Asked:
     """A submit: the job that it is answered with ends, with so many tasks."""
 
     def verify(client: httpx.Client) -> str | None:
-        assert asked.answer is not None
-        return _ended(asked.answer.json()["job_id"], total)(client)
+        assert request.answer is not None
+        return _until_ended(request.answer.json()["job_id"], total)(client)
 
-    asked.verify = verify
-    return asked
+    request.verify = verify
+    return request
 
 
 def _run(client: httpx.Client, job_id: str) -> dict[str, Any] | None:
@@ -194,13 +194,13 @@ def _run(client: httpx.Client, job_id: str) -> dict[str, Any] | None:
     return answer.json()["latest_run"] if answer.is_success else None
 
 
-def _ended(job_id: str, total: int, runs: int = 1) -> Callable[[httpx.Client], str | None]:
+def _until_ended(job_id: str, total: int, runs: int = 1) -> Callable[[httpx.Client], str | None]:
     def verify(client: httpx.Client) -> str | None:
         run = _run(client, job_id)
-        made = client.get(f"/v1/jobs/{job_id}/runs").json()["runs"]
-        is_right = run is not None and run["status"] == "completed" and len(made) == runs
+        all_runs = client.get(f"/v1/jobs/{job_id}/runs").json()["runs"]
+        is_right = run is not None and run["status"] == "completed" and len(all_runs) == runs
         if not is_right or run is None or run["stats"]["completed"] != total:
-            return f"job {job_id}: {len(made)} runs, the latest {run}"
+            return f"job {job_id}: {len(all_runs)} runs, the latest {run}"
         return None
 
     return verify
@@ -230,10 +230,10 @@ def _has_webhook(job_id: str) -> Callable[[httpx.Client], str | None]:
     return verify
 
 
-def _is_exported(asked: Asked) -> Callable[[httpx.Client], str | None]:
+def _is_exported(request: Asked) -> Callable[[httpx.Client], str | None]:
     def verify(client: httpx.Client) -> str | None:
-        assert asked.answer is not None
-        made = client.get(f"{asked.path}/{asked.answer.json()['export_id']}").json()
-        return None if made["status"] == "completed" else f"{asked.path}: {made}"
+        assert request.answer is not None
+        export = client.get(f"{request.path}/{request.answer.json()['export_id']}").json()
+        return None if export["status"] == "completed" else f"{request.path}: {export}"
 
     return verify

@@ -128,9 +128,9 @@ class Server:
         def listening() -> str | None:
             with log.open("rb") as file:
                 file.seek(seen)
-                found = re.search(rb"listening on (http://\S+)", file.read())
-            if found is not None:
-                return found.group(1).decode()
+                match = re.search(rb"listening on (http://\S+)", file.read())
+            if match is not None:
+                return match.group(1).decode()
             return "" if self.has_ended() else None
 
         self.url = until("the server to listen", lambda: _not_empty(listening(), self))
@@ -172,9 +172,9 @@ class Server:
         return run if run["terminal"] else None
 
 
-def _not_empty(found: str | None, server: Server) -> str | None:
+def _not_empty(address: str | None, server: Server) -> str | None:
     """An empty answer means that it ended instead: that too is something to see."""
-    return "ended" if found == "" and server.has_ended() else found
+    return "ended" if address == "" and server.has_ended() else address
 
 
 @contextmanager

@@ -31,11 +31,11 @@ def agents_in(piece: bytes) -> list[str]:
 
 
 def operations_in(piece: bytes) -> list[str]:
-    found = [
+    requests = [
         f"{_SERVICES[service.decode()]}.{name.decode()}" for service, name in _TARGET.findall(piece)
     ]
-    if found:
-        return found
+    if requests:
+        return requests
     return [f"s3.{_s3_operation(*match)}" for match in _S3.findall(piece)]
 
 

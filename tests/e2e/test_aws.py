@@ -27,9 +27,9 @@ def cloud(request: pytest.FixtureRequest, redis: str, tmp_path: Path) -> Iterato
 
 def _metrics_of(cloud: Cloud, worker: Process) -> str:
     """Where it says that it shows them."""
-    found = re.search(r"(http://[^\s\"]+/metrics)", cloud.log_of(worker))
-    assert found is not None, cloud.log_of(worker)
-    return found.group(1)
+    match = re.search(r"(http://[^\s\"]+/metrics)", cloud.log_of(worker))
+    assert match is not None, cloud.log_of(worker)
+    return match.group(1)
 
 
 def test_a_job_is_done_by_workers_in_other_processes_and_they_end_when_asked(cloud: Cloud) -> None:
@@ -42,7 +42,7 @@ def test_a_job_is_done_by_workers_in_other_processes_and_they_end_when_asked(clo
         assert submitted.status_code == 201, submitted.text
         job_id = submitted.json()["job_id"]
         run = until("the run to end", lambda: ended_run(client, job_id))
-        shown = [
+        lines = [
             httpx.get(_metrics_of(cloud, metrics_worker), trust_env=False).text
             for metrics_worker in workers
         ]
@@ -54,7 +54,7 @@ def test_a_job_is_done_by_workers_in_other_processes_and_they_end_when_asked(clo
     assert run["status"] == "completed"
     assert (run["stats"]["completed"], run["stats"]["total"]) == (120, 120)
     assert codes == [0, 0]
-    assert all("conveyor_engine_calls_total{" in text for text in shown)
+    assert all("conveyor_engine_calls_total{" in text for text in lines)
 
 
 @pytest.mark.parametrize("cloud", ["with Redis"], indirect=True)

@@ -66,18 +66,18 @@ class Scene:
     receiver: Receiver
 
     def ask(self, step: str, client: httpx.Client) -> Asked:
-        asked = self.desk.steps[step]()
-        asked.answer = asked.send(client)
-        return asked
+        requests = self.desk.steps[step]()
+        requests.answer = requests.send(client)
+        return requests
 
     def feed(self) -> list[Asked]:
         """Work of every kind for a worker; the API answers, and nobody has done it yet."""
-        asked = [self.ask(step, self.desk.client) for step in FED]
+        requests = [self.ask(step, self.desk.client) for step in FED]
         body = {"tasks": self.desk.urls.tasks(1), "sfn_task_token": "of-no-task"}
         assert self.desk.client.post("/v1/jobs", json=body).status_code == 201
         gentle = {"tasks": self.desk.urls.tasks(4), "host_limits": {"concurrency": 1}}
         assert self.desk.client.post("/v1/jobs", json=gentle).status_code == 201
-        return asked
+        return requests
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def scene(
 
 def api_points(scene: Scene) -> tuple[list[Point], list[Asked]]:
     """Every call that the API makes for each step, by its number since the start."""
-    points, asked = [], []
+    points, requests = [], []
     with tapped(scene.cloud) as (environ, heard), a_client(scene.cloud.api(**environ)) as client:
         at_start = Counter(heard)
         points += [Point(call, n + 1, side) for call, n, side in _each(at_start, Counter())]
@@ -102,16 +102,16 @@ def api_points(scene: Scene) -> tuple[list[Point], list[Asked]]:
             prepared = scene.desk.steps[step]()
             before = Counter(heard)
             prepared.answer = prepared.send(client)
-            asked.append(prepared)
-            made = _each(heard - before, at_start)
-            points += [Point(call, n + 1, side, step) for call, n, side in made]
-    return (points if IS_ALL else _sample(points)), asked
+            requests.append(prepared)
+            counts = _each(heard - before, at_start)
+            points += [Point(call, n + 1, side, step) for call, n, side in counts]
+    return (points if IS_ALL else _sample(points)), requests
 
 
-def _each(made: Counter[str], at_start: Counter[str]) -> list[tuple[str, int, str]]:
+def _each(counts: Counter[str], at_start: Counter[str]) -> list[tuple[str, int, str]]:
     return [
         (call, at_start[call] + number, side)
-        for call, count in sorted(made.items())
+        for call, count in sorted(counts.items())
         for number in range(count)
         for side in SIDES
     ]
@@ -131,11 +131,11 @@ def _is_at(point: Point, other: Point) -> bool:
     return (point.step, point.count) == (other.step, other.count)
 
 
-def worker_points(scene: Scene, asked: Sequence[Asked]) -> list[Point]:
+def worker_points(scene: Scene, requests: Sequence[Asked]) -> list[Point]:
     """The calls of a worker that does work of every kind, to its end."""
     with tapped(scene.cloud) as (environ, heard):
         worker = scene.cloud.start("worker", **environ)
-        _wait_until_done(scene, asked)
+        _wait_until_done(scene, requests)
         worker.kill()
         worker.wait()
     if DEPTH:
@@ -148,29 +148,29 @@ def worker_points(scene: Scene, asked: Sequence[Asked]) -> list[Point]:
         ]
     return [
         Point(call, count, side)
-        for call, made in calls
+        for call, counts in calls
         for count in (DISTANCES if IS_ALL else (1,))
         for side in SIDES
-        if count <= made and not (call in REFUSED and side == "after")
+        if count <= counts and not (call in REFUSED and side == "after")
     ]
 
 
 def test_a_crash_at_any_call_loses_nothing_and_does_nothing_twice(scene: Scene) -> None:
-    of_api, asked = api_points(scene)
-    asked += scene.feed()
-    of_worker = worker_points(scene, asked)
+    of_api, requests = api_points(scene)
+    requests += scene.feed()
+    of_worker = worker_points(scene, requests)
 
-    missed = _missed_by_apis(scene, of_api, asked)
+    missed = _misses_of_apis(scene, of_api, requests)
     # Before there are workers: a stop that comes after the last task stops nothing.
-    complaints = [request.send_until_answered(scene.desk.client) for request in asked]
-    lazy = _missed_by_workers(scene, of_worker, asked)
+    complaints = [request.send_until_answered(scene.desk.client) for request in requests]
+    lazy = _misses_of_workers(scene, of_worker, requests)
     scene.cloud.workers(2)
-    complaints += [request.send_until_answered(scene.desk.client) for request in asked]
-    _wait_until_done(scene, asked, GIVEN_UP)
+    complaints += [request.send_until_answered(scene.desk.client) for request in requests]
+    _wait_until_done(scene, requests, GIVEN_UP)
     until("all to be told", lambda: not _untold(scene) or None, deadline_s=120, every_s=2)
 
     bad = [complaint for complaint in complaints if complaint]
-    bad += [*violations(scene.cloud), *_doubled(scene)]
+    bad += [*violations(scene.cloud), *_find_doubles(scene)]
     if DEPTH:
         write_aws(DEPTH, of_api, of_worker, {*missed, *lazy}, bad)
     print("not met:", *missed, *lazy)
@@ -180,24 +180,26 @@ def test_a_crash_at_any_call_loses_nothing_and_does_nothing_twice(scene: Scene) 
     assert [point for point in lazy if DEPTH and point.count == 1 and point.call not in LATE] == []
 
 
-def _missed_by_apis(scene: Scene, points: Sequence[Point], asked: list[Asked]) -> list[Point]:
+def _misses_of_apis(scene: Scene, points: Sequence[Point], requests: list[Asked]) -> list[Point]:
     for _ in range(TRIES):
-        waves = _told(_waves(points), "API", len(points))
-        points = [point for wave in waves for point in _crash_apis(scene, wave, asked)]
+        waves = _report_progress(_waves(points), "API", len(points))
+        points = [point for wave in waves for point in _crash_apis(scene, wave, requests)]
     return list(points)
 
 
-def _missed_by_workers(scene: Scene, points: Sequence[Point], asked: list[Asked]) -> list[Point]:
+def _misses_of_workers(scene: Scene, points: Sequence[Point], requests: list[Asked]) -> list[Point]:
     for _ in range(TRIES):
         missed = []
-        for wave in _told(_waves(points), "worker", len(points)):
-            asked += scene.feed()
+        for wave in _report_progress(_waves(points), "worker", len(points)):
+            requests += scene.feed()
             missed += _crash_workers(scene, wave)
         points = missed
     return list(points)
 
 
-def _told(waves: Iterator[Sequence[Point]], whose: str, of: int) -> Iterator[Sequence[Point]]:
+def _report_progress(
+    waves: Iterator[Sequence[Point]], whose: str, of: int
+) -> Iterator[Sequence[Point]]:
     """A line for each wave, so that whoever waits knows for what."""
     for number, wave in enumerate(waves):
         print(f"{whose} {number * AT_ONCE}/{of}:", *wave, flush=True)
@@ -208,7 +210,7 @@ def _waves(points: Sequence[Point]) -> Iterator[Sequence[Point]]:
     return (points[start : start + AT_ONCE] for start in range(0, len(points), AT_ONCE))
 
 
-def _crash_apis(scene: Scene, wave: Sequence[Point], asked: list[Asked]) -> list[Point]:
+def _crash_apis(scene: Scene, wave: Sequence[Point], requests: list[Asked]) -> list[Point]:
     """Sends each request to a process that ends on its way; answers the points not passed."""
     started = [(point, scene.cloud.start("api", TEST_CRASH_AT=str(point))) for point in wave]
     missed = []
@@ -217,8 +219,8 @@ def _crash_apis(scene: Scene, wave: Sequence[Point], asked: list[Asked]) -> list
         with ExitStack() as clients:
             client = clients.enter_context(a_client(url)) if url else _nobody(clients)
             if point.step:
-                asked.append(scene.ask(point.step, client))
-                if asked[-1].answer is None:
+                requests.append(scene.ask(point.step, client))
+                if requests[-1].answer is None:
                     process.wait(timeout=30)
         if not _has_crashed(scene.cloud, process.pid):
             missed.append(point)
@@ -256,16 +258,16 @@ def _has_crashed(cloud: Cloud, pid: int) -> bool:
     return True
 
 
-def _wait_until_done(scene: Scene, asked: Sequence[Asked], excuses: Sequence[str] = ()) -> None:
-    waiting = dict.fromkeys(range(len(asked)), "")
+def _wait_until_done(scene: Scene, requests: Sequence[Asked], excuses: Sequence[str] = ()) -> None:
+    waiting = dict.fromkeys(range(len(requests)), "")
 
     def is_done() -> bool | None:
         for number in list(waiting):
-            complaint = asked[number].verify(scene.desk.client)
+            complaint = requests[number].verify(scene.desk.client)
             if complaint is None or any(excuse in complaint for excuse in excuses):
                 del waiting[number]
             else:
-                waiting[number] = f"{asked[number].name}: {complaint}"
+                waiting[number] = f"{requests[number].name}: {complaint}"
         return not waiting or None
 
     try:
@@ -274,15 +276,15 @@ def _wait_until_done(scene: Scene, asked: Sequence[Asked], excuses: Sequence[str
         pytest.fail("\n".join([f"{len(waiting)} are not done:", *waiting.values()]))
 
 
-def _doubled(scene: Scene) -> list[str]:
+def _find_doubles(scene: Scene) -> list[str]:
     """Keys by which more than one job was made."""
-    made = Counter(row.get("external_id") for row in rows_of(scene.cloud, "Job"))
-    return [key for key, count in made.items() if key and count > 1]
+    counts = Counter(row.get("external_id") for row in rows_of(scene.cloud, "Job"))
+    return [key for key, count in counts.items() if key and count > 1]
 
 
 def _untold(scene: Scene) -> list[str]:
     """Runs with a webhook whose end nobody was told of; each event has one id."""
-    told = {delivery.headers["X-ZenRows-Event-Id"] for delivery in scene.receiver.received}
+    event_ids = {delivery.headers["X-ZenRows-Event-Id"] for delivery in scene.receiver.received}
     notices = [row for row in rows_of(scene.cloud, "Notice") if row["pk"].startswith("Notice#")]
     due = [row["notice_id"] for row in notices if row.get("channel", "webhook") == "webhook"]
-    return [notice for notice in due if notice not in told]
+    return [notice for notice in due if notice not in event_ids]

@@ -34,10 +34,15 @@ def test_a_run_goes_on_without_redis_and_when_it_is_back(
             redis.close()
             until("it to be missed", lambda: _all_say(cloud, workers, AWAY))
             # Fetches that were under way at the outage count on top for a moment and are allowed.
-            begun = pages.asked.total()
-            until("older pages to end", lambda: pages.asked.total() >= begun + 3 * CAP or None)
+            requests_before = pages.asked.total()
+            until(
+                "older pages to end",
+                lambda: pages.asked.total() >= requests_before + 3 * CAP or None,
+            )
             pages.inflight_max = 0
-            until("work without Redis", lambda: pages.asked.total() >= begun + 150 or None)
+            until(
+                "work without Redis", lambda: pages.asked.total() >= requests_before + 150 or None
+            )
             away_max, was_live = pages.inflight_max, not run_of(client, job_id)["terminal"]
             redis.enter_context(a_redis(tmp_path / "redis-2", port))
             until("it to be found", lambda: _all_say(cloud, workers, BACK))

@@ -91,14 +91,14 @@ def test_a_token_that_nobody_knows_ends_its_delivery(cloud: Cloud) -> None:
         body = {"tasks": pages.tasks(1), "sfn_task_token": "of-no-task"}
         job_id = client.post("/v1/jobs", json=body).json()["job_id"]
 
-        def given_up() -> dict[str, str] | None:
+        def failure_of_task() -> dict[str, str] | None:
             page = client.get(f"/v1/jobs/{job_id}/webhook/deliveries").json()["deliveries"]
-            found: list[dict[str, str]] = [
+            executions: list[dict[str, str]] = [
                 delivery for delivery in page if delivery["status"] == "exhausted"
             ]
-            return found[0] if found else None
+            return executions[0] if executions else None
 
-        delivery = until("the delivery to be given up", given_up)
+        delivery = until("the delivery to be given up", failure_of_task)
 
     assert delivery["channel"] == "step_functions"
     assert delivery["last_error"] == "step_functions:TaskDoesNotExist"

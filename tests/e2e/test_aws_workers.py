@@ -116,13 +116,13 @@ def test_a_worker_that_is_asked_to_end_finishes_what_it_began(cloud: Cloud) -> N
 
         worker.send_signal(signal.SIGTERM)
         code = worker.wait(timeout=40)
-        left, begun = leases_of(cloud, job_id), set(pages.asked)
+        left, started_pages = leases_of(cloud, job_id), set(pages.asked)
         done = client.get(f"/v1/jobs/{job_id}").json()["latest_run"]["stats"]["completed"]
         pages.think_s = 0.05
         cloud.workers(1)
         run = until("the run to end", lambda: ended_run(client, job_id))
 
-    assert (code, left, done) == (0, set(), len(begun))
+    assert (code, left, done) == (0, set(), len(started_pages))
     assert run["stats"]["successful"] == 60
     assert set(pages.asked.values()) == {1}
     assert violations(cloud) == []

@@ -47,13 +47,13 @@ class Gateway(BaseHTTPRequestHandler):
 
 @contextmanager
 def a_gateway() -> Iterator[tuple[str, list[dict[str, str]]]]:
-    asked: list[dict[str, str]] = []
-    handler = type("Handler", (Gateway,), {"asked": asked})
+    requests: list[dict[str, str]] = []
+    handler = type("Handler", (Gateway,), {"asked": requests})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = Thread(target=server.serve_forever)
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_address[1]}/v1/", asked
+            yield f"http://127.0.0.1:{server.server_address[1]}/v1/", requests
         finally:
             server.shutdown()
             thread.join()
@@ -74,7 +74,7 @@ def ended(server: Server, key: str) -> dict[str, Any]:
 
 
 def test_pages_come_through_the_gateway_with_the_callers_key_and_cost(tmp_path: Path) -> None:
-    with a_gateway() as (url, asked):
+    with a_gateway() as (url, requests):
         server = Server(tmp_path / "data")
         server.start(CONVEYOR_GATEWAY_URL=url, CONVEYOR_ALLOW_PRIVATE_TARGETS="0")
         try:
@@ -85,9 +85,11 @@ def test_pages_come_through_the_gateway_with_the_callers_key_and_cost(tmp_path: 
     assert run["status"] == "completed"
     assert run["stats"]["successful"] == 5
     assert run["stats"]["spend"]["cost"] == pytest.approx(0.005)
-    assert {query["apikey"] for query in asked} == {"rich"}
-    assert {query["js_render"] for query in asked} == {"true"}
-    assert sorted(query["url"] for query in asked) == [f"https://example.com/{n}" for n in range(5)]
+    assert {query["apikey"] for query in requests} == {"rich"}
+    assert {query["js_render"] for query in requests} == {"true"}
+    assert sorted(query["url"] for query in requests) == [
+        f"https://example.com/{n}" for n in range(5)
+    ]
 
 
 def test_a_list_is_scraped_as_far_as_its_budget_goes_and_on_with_a_larger_one(
@@ -97,18 +99,18 @@ def test_a_list_is_scraped_as_far_as_its_budget_goes_and_on_with_a_larger_one(
         "\n".join(f"https://example.com/{number}" for number in range(10))
     )
     settings = {"CONVEYOR_DATA_DIR": "data", "CONVEYOR_CREDIT_COST": "0.001"}
-    with a_gateway() as (url, asked):
+    with a_gateway() as (url, requests):
         program = Program(tmp_path, {**settings, "CONVEYOR_GATEWAY_URL": f"{url}?apikey=rich"})
         command = ("scrape", "list.txt", "-o", "out", "--json", "--budget")
 
         first = program.run(*command, "cost=0.0045")
-        asked_first = len(asked)
+        asked_first = len(requests)
         second = program.run(*command, "cost=0.5")
 
     assert (first.code, second.code) == (1, 0)
     assert "The budget is spent with 4 of 10 pages done." in first.err
     assert json.loads(second.lines[-1])["successful"] == 10
-    assert (asked_first, len(asked)) == (4, 10)
+    assert (asked_first, len(requests)) == (4, 10)
 
 
 def test_an_account_without_credit_fails_the_run_and_says_so(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def _rerun(server: Server, url: str) -> Post:
 
 
 @contextmanager
-def _prepared(data: Path, make: Callable[[Server, str], Post]) -> Iterator[tuple[Server, Post]]:
+def _prepare(data: Path, make: Callable[[Server, str], Post]) -> Iterator[tuple[Server, Post]]:
     server = Server(data)
     with a_site() as site:
         server.start()
@@ -95,7 +95,7 @@ def _prepared(data: Path, make: Callable[[Server, str], Post]) -> Iterator[tuple
 def test_a_post_that_died_is_finished_by_its_repetition(
     tmp_path: Path, point: str | None, make: Callable[[Server, str], Post]
 ) -> None:
-    with _prepared(tmp_path / "data", make) as (server, post):
+    with _prepare(tmp_path / "data", make) as (server, post):
         server.start(**({"TEST_CRASH_AT": point} if point else {}))
         first = post.send(server)
         if point is None:

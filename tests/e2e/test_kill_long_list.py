@@ -80,15 +80,15 @@ def _is_in(server: Server, job_id: str) -> bool | None:
 
 
 def _indexes(server: Server, job_id: str) -> list[int]:
-    found: list[int] = []
+    indexes: list[int] = []
     cursor: dict[str, Any] = {}
     while True:
         page = server.call(
             "GET", f"/v1/jobs/{job_id}/results", params={"limit": 1000, "status": "all", **cursor}
         ).json()
-        found += [result["index"] for result in page["results"]]
+        indexes += [result["index"] for result in page["results"]]
         if not page.get("next_cursor"):
-            return found
+            return indexes
         cursor = {"cursor": page["next_cursor"]}
 
 

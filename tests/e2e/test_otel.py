@@ -51,11 +51,11 @@ class Collected:
     def of_run(self, run_id: str) -> dict[str, list[Span]]:
         """The spans of a run's trace, by name."""
         trace_id = ulid_number(run_id).to_bytes(16, "big")
-        found: dict[str, list[Span]] = {}
+        spans: dict[str, list[Span]] = {}
         for span in list(self.spans):
             if span.trace_id == trace_id:
-                found.setdefault(span.name, []).append(span)
-        return found
+                spans.setdefault(span.name, []).append(span)
+        return spans
 
 
 @contextmanager

@@ -36,25 +36,28 @@ def test_no_forwarded_secret_is_stored_or_logged_in_the_clear(tmp_path: Path) ->
                 or None
             ),
         )
-        shown = server.call("GET", f"/v1/jobs/{job['job_id']}", headers=headers).text
+        body_text = server.call("GET", f"/v1/jobs/{job['job_id']}", headers=headers).text
         server.stop()
 
-    found = [
+    leaks = [
         (path.name, secret)
         for path in sorted(tmp_path.rglob("*"))
         if path.is_file()
         for secret in (KEY, HEADER, COOKIE, BODY)
         if secret.encode() in path.read_bytes()
     ]
-    assert found == []
-    assert not any(secret in shown for secret in (KEY, HEADER, COOKIE, BODY))
+    assert leaks == []
+    assert not any(secret in body_text for secret in (KEY, HEADER, COOKIE, BODY))
 
 
 def test_a_terminated_server_hands_back_its_work_and_exits_cleanly(tmp_path: Path) -> None:
     with a_site() as site, a_server(tmp_path / "data") as server:
         tasks = [{"url": url} for url in site.urls(400)]
         job_id = server.call("POST", "/v1/jobs", json={"tasks": tasks}).json()["job_id"]
-        until("some progress", lambda: _completed(server.call("GET", f"/v1/jobs/{job_id}").json()))
+        until(
+            "some progress",
+            lambda: _count_completed(server.call("GET", f"/v1/jobs/{job_id}").json()),
+        )
 
         code = server.stop()
         server.start()
@@ -66,5 +69,5 @@ def test_a_terminated_server_hands_back_its_work_and_exits_cleanly(tmp_path: Pat
     assert all(count <= 2 + is_flaky(number) for number, count in site.request_counts.items())
 
 
-def _completed(job: dict[str, dict[str, dict[str, int]]]) -> int | None:
+def _count_completed(job: dict[str, dict[str, dict[str, int]]]) -> int | None:
     return job["latest_run"]["stats"]["completed"] or None

@@ -33,7 +33,7 @@ def is_signed(received: Received, *keys: Any) -> bool:
     return bool(verify_webhook_signature(received.body, header, secrets))
 
 
-def refused(call: Callable[[], object]) -> str | None:
+def refusal_of(call: Callable[[], object]) -> str | None:
     with pytest.raises(BatchAPIError) as caught:
         call()
     code: str | None = caught.value.code
@@ -43,11 +43,11 @@ def refused(call: Callable[[], object]) -> str | None:
 def test_every_method_of_the_client_for_keys(tmp_path: Path) -> None:
     with a_server(tmp_path / "data") as server, a_client(server) as client:
         assert client.list_hmac_keys().active is None
-        assert refused(client.finalize_hmac_key) == "no_candidate"
+        assert refusal_of(client.finalize_hmac_key) == "no_candidate"
 
         first, second = client.rotate_hmac_key(), client.rotate_hmac_key()
         both = client.list_hmac_keys()
-        pending = refused(client.rotate_hmac_key)
+        pending = refusal_of(client.rotate_hmac_key)
         finalized = client.finalize_hmac_key()
         client.rotate_hmac_key()
         client.cancel_hmac_rotation()
@@ -65,7 +65,7 @@ def test_every_method_of_the_client_for_webhooks(tmp_path: Path) -> None:
         signed = {"url": receiver.url, "signature": True}
         with a_client(server) as client:
             unsigned = client.test_webhook({"url": receiver.url})
-            no_key = refused(lambda: client.test_webhook(signed))
+            no_key = refusal_of(lambda: client.test_webhook(signed))
             active, candidate = client.rotate_hmac_key(), client.rotate_hmac_key()
             tested = client.test_webhook(signed)
             receiver.status = 500
@@ -77,7 +77,7 @@ def test_every_method_of_the_client_for_webhooks(tmp_path: Path) -> None:
             before = client.get_job_webhook(job_id)
             put = client.put_job_webhook(job_id, signed)
             client.delete_job_webhook(job_id)
-            none_left = refused(lambda: client.get_job_webhook(job_id))
+            none_left = refusal_of(lambda: client.get_job_webhook(job_id))
             client.put_job_webhook(job_id, signed)
             job.add_tasks({"tasks": [{"url": url} for url in site.urls(3)]})
             job.close()
@@ -89,13 +89,13 @@ def test_every_method_of_the_client_for_webhooks(tmp_path: Path) -> None:
     assert no_key == "webhook_signing_requires_active_key"
     assert (missed.delivered, missed.status_code, missed.error) == (False, 500, "http_5xx:500")
     assert (before.signature, put.signature, none_left) == (False, True, "not_found")
-    told = WebhookEvent.model_validate(json.loads(event.body))
-    assert (told.event_type.value, told.job_id, told.stats and told.stats.total) == (
+    payload = WebhookEvent.model_validate(json.loads(event.body))
+    assert (payload.event_type.value, payload.job_id, payload.stats and payload.stats.total) == (
         "run.completed",
         job_id,
         3,
     )
-    assert event.headers[WEBHOOK_EVENT_ID_HEADER] == told.event_id
+    assert event.headers[WEBHOOK_EVENT_ID_HEADER] == payload.event_id
     assert is_signed(event, active)
     assert len(event.headers["webhook-signature"].split(" ")) == 2
     both = {active.kid: active.secret, candidate.kid: candidate.secret}
@@ -146,7 +146,7 @@ def test_no_signing_secret_is_left_anywhere_in_the_clear(tmp_path: Path) -> None
         server.stop()
 
     files = [path for path in sorted(tmp_path.rglob("*")) if path.is_file()]
-    found = [
+    deliveries = [
         path.name
         for path in files
         for key in keys
@@ -154,4 +154,4 @@ def test_no_signing_secret_is_left_anywhere_in_the_clear(tmp_path: Path) -> None
     ]
     assert len(keys) == 2
     assert any(path.name == "conveyor.db" for path in files)
-    assert found == []
+    assert deliveries == []

@@ -103,18 +103,20 @@ async def test_a_share_shrinks_with_slow_uses_and_grows_with_quick_ones() -> Non
 
 
 async def test_contention_is_told_when_others_hold_what_a_caller_may_have() -> None:
-    told: list[bool] = []
-    shares = FairPermits(Bounds.fixed(2, 2), on_contention=lambda: told.append(shares.is_contended))
+    answers: list[bool] = []
+    shares = FairPermits(
+        Bounds.fixed(2, 2), on_contention=lambda: answers.append(shares.is_contended)
+    )
     async with trio.open_nursery() as nursery:
         for _ in range(2):
             assert shares.acquire_nowait("a")
         nursery.start_soon(shares.acquire, "a")
         await trio.testing.wait_all_tasks_blocked()
-        assert told == []
+        assert answers == []
         assert not shares.is_contended
         nursery.start_soon(shares.acquire, "b")
         await trio.testing.wait_all_tasks_blocked()
-        assert told == [True]
+        assert answers == [True]
         nursery.cancel_scope.cancel()
 
     assert not shares.is_contended

@@ -151,7 +151,7 @@ MEDIUM, LARGER = 300_000, 600_000
 UNRESERVED = 10_000
 
 
-def watched_pool(make_pool: MakePool, **limits: Rate) -> tuple[HttpPool, Callable[[], int]]:
+def make_watched_pool(make_pool: MakePool, **limits: Rate) -> tuple[HttpPool, Callable[[], int]]:
     """A pool with room for four medium and four large bodies, and the bytes that are reserved."""
     pool = make_pool(
         unreserved_body_bytes=UNRESERVED,
@@ -170,7 +170,7 @@ def watched_pool(make_pool: MakePool, **limits: Rate) -> tuple[HttpPool, Callabl
 async def test_many_bodies_at_once_stay_within_the_memory_and_all_arrive(
     make_pool: MakePool, size_bytes: int, encoding: str
 ) -> None:
-    pool, reserved = watched_pool(make_pool)
+    pool, reserved = make_watched_pool(make_pool)
     body = random.Random(1).randbytes(size_bytes)
     sent = body if encoding == "identity" else gzip.compress(body)
     # What arrives before a body needs a reservation, and with the last read.
@@ -205,7 +205,7 @@ async def test_many_bodies_at_once_stay_within_the_memory_and_all_arrive(
 
 
 async def test_a_page_holds_its_memory_until_it_is_released(make_pool: MakePool) -> None:
-    pool, reserved = watched_pool(make_pool)
+    pool, reserved = make_watched_pool(make_pool)
     sizes = []
     for size_bytes in (1_000, MEDIUM, LARGER):
         page = PageMemory()
@@ -223,7 +223,7 @@ async def test_a_page_holds_its_memory_until_it_is_released(make_pool: MakePool)
 async def test_without_memory_of_its_own_a_body_is_counted_until_it_has_arrived(
     make_pool: MakePool,
 ) -> None:
-    pool, reserved = watched_pool(make_pool)
+    pool, reserved = make_watched_pool(make_pool)
     async with raw_server(answering(reply(b"x" * LARGER))) as server:
         await pool.fetch(get(server.url()))
 
@@ -231,7 +231,9 @@ async def test_without_memory_of_its_own_a_body_is_counted_until_it_has_arrived(
 
 
 async def test_a_cancelled_fetch_returns_its_memory_and_its_place(make_pool: MakePool) -> None:
-    pool, reserved = watched_pool(make_pool, large_body_rate_min=NEVER, crowded_body_rate_min=NEVER)
+    pool, reserved = make_watched_pool(
+        make_pool, large_body_rate_min=NEVER, crowded_body_rate_min=NEVER
+    )
     async with raw_server(dripping(450_000, LARGER)) as server, trio.open_nursery() as nursery:
         # Two hold all that the caller may have, and one waits.
         for _ in range(3):
@@ -245,7 +247,9 @@ async def test_a_cancelled_fetch_returns_its_memory_and_its_place(make_pool: Mak
 
 
 async def test_a_small_page_does_not_wait_for_the_memory_of_large_ones(make_pool: MakePool) -> None:
-    pool, reserved = watched_pool(make_pool, large_body_rate_min=NEVER, crowded_body_rate_min=NEVER)
+    pool, reserved = make_watched_pool(
+        make_pool, large_body_rate_min=NEVER, crowded_body_rate_min=NEVER
+    )
     async with (
         raw_server(dripping(450_000, LARGER)) as slow,
         raw_server(answering(reply(b"page"))) as quick,
@@ -262,14 +266,14 @@ async def test_a_small_page_does_not_wait_for_the_memory_of_large_ones(make_pool
 async def test_a_body_without_memory_before_its_deadline_is_not_the_fault_of_the_site(
     make_pool: MakePool,
 ) -> None:
-    pool, _ = watched_pool(make_pool)
-    kept = [PageMemory() for _ in range(2)]
+    pool, _ = make_watched_pool(make_pool)
+    memories = [PageMemory() for _ in range(2)]
     async with raw_server(answering(*[reply(b"x" * LARGER)] * 3)) as server:
-        for page in kept:
+        for page in memories:
             await pool.fetch(get(server.url(), memory=page))
         with pytest.raises(NoMemoryForBody):
             await pool.fetch(get(server.url(), memory=PageMemory(), deadline_s=0.05))
-        for page in kept:
+        for page in memories:
             page.release()
 
 
@@ -291,7 +295,7 @@ class Recording:
         return await self._threads.run(recorded)
 
 
-def encoded_reply(body: bytes) -> bytes:
+def make_encoded_reply(body: bytes) -> bytes:
     return reply(body, headers={"Content-Encoding": "gzip"})
 
 
@@ -302,7 +306,7 @@ async def test_large_bodies_are_decoded_in_another_thread_and_small_ones_here(
     executor = Recording()
     pool = HttpPool(TargetPolicy(allow_private=True), tls=TLS, executor=executor)
     page = random.Random(1).randbytes(size_bytes)
-    async with raw_server(answering(encoded_reply(gzip.compress(page)))) as server:
+    async with raw_server(answering(make_encoded_reply(gzip.compress(page)))) as server:
         assert (await pool.fetch(get(server.url()))).body == page
         pool.close()
 
@@ -314,7 +318,7 @@ async def test_a_small_body_that_grows_is_decoded_in_another_thread() -> None:
     executor = Recording()
     pool = HttpPool(TargetPolicy(allow_private=True), tls=TLS, executor=executor)
     packed = gzip.compress(bytes(3_000_000))
-    async with raw_server(answering(encoded_reply(packed))) as server:
+    async with raw_server(answering(make_encoded_reply(packed))) as server:
         with pytest.raises(BodyTooLarge, match="two hundredfold"):
             await pool.fetch(get(server.url()))
 
@@ -326,7 +330,7 @@ async def test_work_without_output_ends_the_fetch_and_closes_its_connection() ->
     pool = HttpPool(
         TargetPolicy(allow_private=True), tls=TLS, executor=ThreadExecutor(COMPUTE_THREADS_MAX)
     )
-    async with raw_server(answering(encoded_reply(gzip.compress(b"") * 50_000))) as server:
+    async with raw_server(answering(make_encoded_reply(gzip.compress(b"") * 50_000))) as server:
         with pytest.raises(BadEncoding):
             await pool.fetch(get(server.url()))
 

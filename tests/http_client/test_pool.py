@@ -133,18 +133,18 @@ async def test_a_post_takes_a_new_connection_when_the_kept_one_was_closed_before
 
 
 async def test_a_cancelled_fetch_closes_its_connection(pool: HttpPool) -> None:
-    asked = trio.Event()
+    arrival = trio.Event()
     gone = trio.Event()
 
     async def handler(peer: Peer) -> None:
         await peer.request()
-        asked.set()
+        arrival.set()
         await peer.wait_closed()
         gone.set()
 
     async with raw_server(handler) as server, trio.open_nursery() as nursery:
         nursery.start_soon(pool.fetch, get(server.url()))
-        await asked.wait()
+        await arrival.wait()
         nursery.cancel_scope.cancel()
         with trio.CancelScope(shield=True):
             await gone.wait()
@@ -186,12 +186,12 @@ async def test_waiting_for_a_turn_at_a_large_body_ends_at_the_deadline_only(
 ) -> None:
     read_timeout_s = 0.3  # A busy machine may drip ten times slower.
     large = b"x" * 500_000
-    asked, release = trio.Event(), trio.Event()
+    arrival, release = trio.Event(), trio.Event()
 
     async def slow(peer: Peer) -> None:
         await peer.request()
         await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" + b"." * 20_000)
-        asked.set()
+        arrival.set()
         while not release.is_set():
             await peer.send(b".")
             await trio.sleep(0.01)
@@ -204,7 +204,7 @@ async def test_waiting_for_a_turn_at_a_large_body_ends_at_the_deadline_only(
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon(pool.fetch, get(one.url()))
-        await asked.wait()
+        await arrival.wait()
         with pytest.raises(NoMemoryForBody):
             await pool.fetch(get(other.url(), deadline_s=read_timeout_s * 2))
 
@@ -318,11 +318,11 @@ async def test_the_environment_sets_no_proxy(
 async def test_a_full_pool_makes_other_origins_wait_and_then_serves_them(
     make_pool: MakePool,
 ) -> None:
-    asked, release = trio.Event(), trio.Event()
+    arrival, release = trio.Event(), trio.Event()
 
     async def slow(peer: Peer) -> None:
         await peer.request()
-        asked.set()
+        arrival.set()
         await release.wait()
         await peer.send(reply(b"slow"))
 
@@ -333,7 +333,7 @@ async def test_a_full_pool_makes_other_origins_wait_and_then_serves_them(
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon(pool.fetch, get(crowded.url()))
-        await asked.wait()
+        await arrival.wait()
         with pytest.raises(TimedOut):
             await pool.fetch(get(other.url(), deadline_s=0.01))
         assert pool.origin_count == 1

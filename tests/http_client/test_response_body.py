@@ -45,12 +45,12 @@ ENCODERS: dict[str, Callable[[bytes], bytes]] = {
 def decode(encoding: str, data: bytes, *, bytes_max: int = 25 * MIB, step: int = 65536) -> bytes:
     decoder = decoder_for([encoding.encode()], bytes_max)
     assert decoder is not None
-    kept = bytearray()
+    body = bytearray()
     for start in range(0, len(data), step):
         for piece in decoder.decode(data[start : start + step]):
-            kept += piece
+            body += piece
     decoder.finish()
-    return bytes(kept)
+    return bytes(body)
 
 
 @pytest.mark.parametrize("encoding", ENCODERS)

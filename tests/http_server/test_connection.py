@@ -302,20 +302,20 @@ async def test_a_sender_waits_while_its_body_is_not_taken() -> None:
     head = parse_head(b"PUT /x HTTP/1.1\r\nHost: x\r\nContent-Length: 90000000")
     one = exchange.Exchange(trio.SocketStream(ours), head, bytearray(), is_stopping=lambda: False)
     scope = one.make_scope(("127.0.0.1", 1), ("127.0.0.1", 2))
-    given: list[int] = []
+    sizes: list[int] = []
 
     async def receive_all() -> None:
         while True:
-            given.append(len((await one.receive())["body"]))
+            sizes.append(len((await one.receive())["body"]))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trio.SocketStream(theirs).send_all, bytes(90_000_000))
         nursery.start_soon(receive_all)
         await wait_all_tasks_blocked(0.05)
-        untaken = sum(given)
+        untaken = sum(sizes)
         scope[exchange.BODY_TAKEN](untaken)
         await wait_all_tasks_blocked(0.05)
-        taken_once = sum(given)
+        taken_once = sum(sizes)
         nursery.cancel_scope.cancel()
     ours.close()
     theirs.close()

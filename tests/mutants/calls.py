@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -20,14 +21,17 @@ from conveyor.engines.aws.coordinator import DynamoCoordinator
 from conveyor.engines.aws.dynamodb import deletion, queries, transactions
 from conveyor.engines.aws.dynamodb.items import to_item
 from conveyor.engines.aws.dynamodb.table import Table
+from conveyor.engines.aws.packs import Packing, Packs
 from conveyor.engines.redis.coordinator import RedisCoordinator
+from conveyor.ports.errors import Unavailable
 from conveyor.simulation.models import FaultSource, RedisModel
 from tests.builders import JOB, RUN, T0, ManualClock, a_job, a_ref, a_task, key_of
 
 
 @dataclass
 class RecordingClient:
-    """Every row is a job of four shards; of a batch of reads all but the first are put off."""
+    """Every row is a job of four shards; of a batch of reads all but the first are put off. Of two
+    inserts the second is throttled, and of more the answers are missing."""
 
     asked: list[tuple[str, Any]] = field(default_factory=list)
 
@@ -42,6 +46,8 @@ class RecordingClient:
             first, *later = params["RequestItems"]["table"]["Keys"]
             answer: dict[str, Any] = {"Responses": {"table": [item | first]}}
             return answer | {"UnprocessedKeys": {"table": {"Keys": later}} if later else {}}
+        if operation == "BatchExecuteStatement":
+            return {"Responses": [{}, {"Error": {"Code": "ThrottlingError"}}]}
         return {"Item": item} if operation == "GetItem" else {}
 
     def open(
@@ -74,6 +80,14 @@ async def shards_to_delete(client: RecordingClient) -> object:
     return await deletion._shard_count(_table(client), JOB)
 
 
+async def an_insert(client: RecordingClient, count: int = 2) -> object:
+    items = [{"pk": {"S": "a"}, "sk": {"S": str(number)}} for number in range(count)]
+    try:
+        return await _table(client).insert(items), client.asked
+    except Unavailable:
+        return "unknown"
+
+
 async def a_release(client: RecordingClient) -> object:
     coordinator = DynamoCoordinator(client, "table", clock=ManualClock(), random=Random(1))
     await coordinator.release([LeaseId("pool#3#token")])
@@ -102,11 +116,55 @@ async def two_at_once_for_one_lease(_: RecordingClient) -> object:
     return len(taken)
 
 
+async def bodies_in_packs(_: RecordingClient) -> object:
+    """Bodies of two runs; one of a pack that is refused; one whose neighbour is cancelled."""
+    objects: dict[str, bytes] = {}
+    stored: list[object] = []
+
+    async def put(key: str, body: bytes) -> None:
+        await trio.sleep(0.1)
+        if b"refused" in body:
+            raise Unavailable("not now")
+        objects[key] = body
+
+    async def add(prefix: str, body: bytes) -> None:
+        try:
+            stored.append(await packs.add(prefix, body))
+        except Unavailable:
+            stored.append("refused")
+
+    packs = Packs(put, Random(1), Packing(wait_s=1.0))
+    for bodies in (("one", "two", "three"), ("refused",), ("kept",)):
+        async with trio.open_nursery() as nursery:
+            with trio.move_on_after(0.5 if bodies == ("kept",) else 10.0):
+                async with trio.open_nursery() as cancelled:
+                    cancelled.start_soon(add, "jobs/j/runs/1", b"first")
+                    await trio.sleep(0.1)
+                    for number, body in enumerate(bodies):
+                        nursery.start_soon(add, f"jobs/j/runs/{number % 2}", body.encode())
+                    await trio.sleep(1.0)
+        stored.append(trio.current_time())
+    return stored, objects
+
+
 CALLS: dict[str, Callable[[RecordingClient], Awaitable[object]]] = {
     "rows_read_as_they_come": a_read,
     "leftovers_of_a_read_dropped": a_read_of_many,
     "page_drops_a_shard": a_page_behind_a_cursor,
     "scrub_of_one_shard": shards_to_delete,
+    "throttled_insert_is_done": an_insert,
+    "first_insert_answers_for_all": an_insert,
+    "lost_inserts_are_done": partial(an_insert, count=3),
+    **dict.fromkeys(
+        (
+            "pack_part_at_wrong_offset",
+            "settled_before_pack_is_stored",
+            "pack_of_several_runs",
+            "pack_failure_forgotten",
+            "pack_name_used_again",
+        ),
+        bodies_in_packs,
+    ),
     "lease_released_by_anybody": a_release,
     "redis_counted_before_it_is_asked": two_at_once_for_one_lease,
     "count_apart_from_flip": a_settle,

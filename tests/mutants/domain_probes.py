@@ -9,17 +9,18 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from conveyor.domain import idempotency, lifecycle, queries
+from conveyor.domain import idempotency, lifecycle, limits, ownership, queries
+from conveyor.domain import webhook as webhooks
 from conveyor.domain.changes import Chunk
 from conveyor.domain.errors import InvalidArgument, make_problem
 from conveyor.domain.export import progress
 from conveyor.domain.idempotency import Request
 from conveyor.domain.ids import FIRST_BATCH, BatchId, CallerId
 from conveyor.domain.model import DeliveryAttempt, StagedList, TaskSpec, TaskStatus, Totals
+from conveyor.domain.ownership import LiveWorkers
 from conveyor.domain.run import ingestion, settlement, termination
 from conveyor.domain.run.settlement import Cost, Settled
 from conveyor.domain.submit import admission
-from conveyor.domain.webhook import delivery
 from conveyor.engines.aws.dynamodb import ingest
 from conveyor.simulation.swaps import part
 from tests.builders import (
@@ -80,11 +81,15 @@ def _taken_over() -> Any:
 
 def _failed_delivery() -> Any:
     tried = DeliveryAttempt(T0, 1.0, 500, "http_5xx:500")
-    return delivery.record_failed(a_notice(), tried, retry_after_s=None, now=T0, random=Random(1))
+    return webhooks.record_failed(a_notice(), tried, retry_after_s=None, now=T0, random=Random(1))
 
 
 DECISIONS: dict[str, Callable[[], object]] = {
     "takeover_makes_another": _taken_over,
+    "workers_are_read_once": lambda: LiveWorkers(frozenset({"a"}), T0).is_recent(
+        T0 + limits.PRESENCE_TTL_S
+    ),
+    "short_runs_without_owner": lambda: ownership.owners_wanted(tasks=1, cap=10, slots=200),
     "key_claim_never_lapses": lambda: idempotency.decide(
         a_record(claimed_until=T0 - 1), REQUEST, now=T0
     ),

@@ -25,17 +25,17 @@ every_mutant = pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
 
 def everything() -> dict[tuple[str, str], int]:
     """What stands in the product's modules and classes right now."""
-    found: dict[tuple[str, str], int] = {}
+    kills: dict[tuple[str, str], int] = {}
     for name, module in list(sys.modules.items()):
         if not name.startswith(("conveyor.", "actors.")):
             continue
         for key, value in list(vars(module).items()):
-            found[name, key] = id(value)
+            kills[name, key] = id(value)
             if isclass(value) and value.__module__ == name:
-                found |= {
+                kills |= {
                     (name, f"{key}.{attribute}"): id(it) for attribute, it in vars(value).items()
                 }
-    return found
+    return kills
 
 
 def apply(mutant: Mutant) -> None:
@@ -60,15 +60,15 @@ def test_a_mutant_leaves_nothing_behind(mutant: Mutant) -> None:
 async def test_a_mutant_changes_what_the_product_does(
     mutant: Mutant, autojump_clock: trio.testing.MockClock
 ) -> None:
-    healthy = await probed(mutant)
+    healthy = await probe(mutant)
 
     with mutant.apply():
-        sick = await probed(mutant)
+        sick = await probe(mutant)
 
     assert sick != healthy
 
 
-async def probed(mutant: Mutant) -> object:
+async def probe(mutant: Mutant) -> object:
     if mutant.name in DECISIONS:
         return DECISIONS[mutant.name]()
     if mutant.name in CALLS:

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from actors.lease_heartbeater import LeaseHeartbeater, _Held
 from actors.messages import Hold, Settle
+from actors.poller.poller import RunPoller
 from actors.queue_discovery import QueueDiscovery
 from actors.runtime import Reply
 from actors.shard_writer import ShardWriter
@@ -37,6 +38,7 @@ from conveyor.domain.model import (
 )
 from conveyor.domain.run import termination
 from conveyor.domain.run.settlement import Claimed
+from conveyor.domain.run.wait_reason import WorkerReport
 from conveyor.ports.webhook_sender import Delivered, NotDelivered
 from conveyor.simulation.swaps import part
 from conveyor.telemetry import make_metrics
@@ -44,7 +46,7 @@ from conveyor.usecases import export as exports
 from conveyor.usecases import idempotency, lookup, webhook
 from conveyor.usecases.context import Context
 from conveyor.usecases.idempotency import StoredResponse
-from conveyor.usecases.run import ingest, reconcile, rerun, results, runs, tasks
+from conveyor.usecases.run import ingest, reconcile, rerun, results, run_progress, runs, tasks
 from conveyor.usecases.submit import jobs, staging, upload
 from conveyor.usecases.submit.jobs import Accepted, Submission
 from tests.builders import (
@@ -180,6 +182,25 @@ async def scans(env: Context) -> object:
     return seen
 
 
+async def workers_long_after_a_death(env: Context) -> object:
+    await run_progress.publish_presence(env, WorkerReport(1, 0, worker=env.process_id))
+    clock: Any = env.clock
+    clock.advance(2 * limits.PRESENCE_TTL_S)
+    return await run_progress.live_workers(env)
+
+
+async def a_poller_that_was_quiet(env: Context) -> object:
+    accepted = await submit(env, 1)
+    poller: Any = SimpleNamespace(env=env, job=accepted.job)
+    state: Any = SimpleNamespace(
+        run=accepted.run,
+        permits=SimpleNamespace(inflight_count=1),
+        quiet_until=trio.current_time(),
+        returned_count=0,
+    )
+    return await RunPoller._stay_quiet(poller, state)
+
+
 async def leases_under_a_cap_of_one(env: Context) -> object:
     job_id, run_id = JobId(env.new_id()), RunId(env.new_id())
     taken = [
@@ -289,7 +310,8 @@ async def a_deleted_job(env: Context) -> object:
 
 async def commits_for_a_flip_with_a_notice(env: Context) -> object:
     counting = Fault(at=99, when=When.BEFORE, only="commit")
-    await with_fault(env, counting).commit(a_change(insert(a_task()), insert(a_notice())))
+    change = a_change(insert(a_task()), insert(a_notice()))
+    await with_fault(env, counting).commit_with_events(change)
     return counting.calls
 
 
@@ -327,8 +349,8 @@ async def tasks_on_all_pages(env: Context) -> object:
 async def a_foreign_job(env: Context) -> object:
     accepted = await submit(env, 1)
     own_job = part("conveyor.api.results:load_owned_job")
-    found = await own_job(env, OTHER_CALLER, accepted.job.job_id)
-    return found.status
+    job = await own_job(env, OTHER_CALLER, accepted.job.job_id)
+    return job.status
 
 
 async def an_export_of_a_live_run(env: Context) -> object:
@@ -362,6 +384,8 @@ DOINGS: dict[str, Callable[[Context], Awaitable[object]]] = {
     "sweeper_sees_its_first_page": swept,
     "half_stops_stay": a_half_stop,
     "discovery_looks_back_never": scans,
+    "dead_workers_own_runs": workers_long_after_a_death,
+    "quiet_until_the_end": a_poller_that_was_quiet,
     "leases_beyond_the_cap": leases_under_a_cap_of_one,
     "ack_before_settle": messages_left_by_a_commit,
     "unknown_settle_is_done": a_commit_that_is_not_answered,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,7 +16,7 @@ from tests.sdk.scripted import Answer, Scripted, problem
 AWAY = Unreachable("http://a", "refused")
 
 
-def sent(script: Scripted) -> object:
+def last_request(script: Scripted) -> object:
     return msgspec.json.decode(script.heard[-1].body)
 
 
@@ -56,7 +57,46 @@ def test_a_list_of_urls_is_sent_without_a_word_too_many(script: Scripted, client
     with pytest.raises(ApiError):
         client.submit(["https://a.example/", "https://b.example/"])
 
-    assert sent(script) == {"tasks": [{"url": "https://a.example/"}, {"url": "https://b.example/"}]}
+    assert last_request(script) == {
+        "tasks": [{"url": "https://a.example/"}, {"url": "https://b.example/"}]
+    }
+
+
+URL = "https://a.example/"
+
+
+@pytest.mark.parametrize(
+    ("job", "body"),
+    [
+        (URL, {"tasks": [{"url": URL}]}),
+        (TaskInput(url=URL, external_id="a"), {"tasks": [{"url": URL, "external_id": "a"}]}),
+        ({"url": URL, "metadata": {"k": "v"}}, {"tasks": [{"url": URL, "metadata": {"k": "v"}}]}),
+        ([URL, {"url": URL, "method": "POST", "body": {"q": 1}}],
+         {"tasks": [{"url": URL}, {"url": URL, "method": "POST", "body": {"q": 1}}]}),
+        ({"tasks": [URL], "name": "Mine", "webhook": {"url": URL}},
+         {"tasks": [{"url": URL}], "name": "Mine", "webhook": {"url": URL, "signature": False}}),
+        ({"file_input_id": "f1"}, {"file_input_id": "f1"}),
+    ],
+)  # fmt: skip
+def test_a_job_may_be_a_url_a_dict_a_struct_or_a_list_of_them(
+    script: Scripted, client: Client, job: Any, body: dict[str, Any]
+) -> None:
+    script.will(problem(400, "bad"))
+
+    with pytest.raises(ApiError):
+        client.submit(job)
+
+    assert last_request(script) == body
+
+
+@pytest.mark.parametrize("job", [{"urls": [URL]}, [{"address": URL}], [{"url": object()}]])
+def test_what_is_no_job_is_refused_before_it_is_sent(
+    script: Scripted, client: Client, job: Any
+) -> None:
+    with pytest.raises(ValueError, match=r"^This is no (SubmitJobRequest|TaskInput): "):
+        client.submit(job)
+
+    assert script.heard == []
 
 
 def test_a_job_is_sent_with_everything_that_was_said(script: Scripted, client: Client) -> None:
@@ -67,7 +107,7 @@ def test_a_job_is_sent_with_everything_that_was_said(script: Scripted, client: C
     with pytest.raises(ApiError):
         client.submit(SubmitJobRequest(tasks=[task], status="open", name="n", priority=2))
 
-    assert sent(script) == {
+    assert last_request(script) == {
         "status": "open",
         "tasks": [
             {"url": "https://a.example/", "external_id": "x", "method": "POST", "body": {"a": 1}}
@@ -78,7 +118,7 @@ def test_a_job_is_sent_with_everything_that_was_said(script: Scripted, client: C
 
 
 def test_a_refusal_tells_everything_that_the_server_told(script: Scripted, client: Client) -> None:
-    told = {
+    event = {
         "type": "about:blank",
         "title": "Some tasks are invalid",
         "status": 400,
@@ -88,13 +128,13 @@ def test_a_refusal_tells_everything_that_the_server_told(script: Scripted, clien
         "invalid_tasks": [{"index": 1, "reason": "malformed_url", "value": "x"}],
         "something": "new",
     }
-    script.will(Answer(400, msgspec.json.encode(told), {"X-Request-ID": "r-9"}))
+    script.will(Answer(400, msgspec.json.encode(event), {"X-Request-ID": "r-9"}))
 
     with pytest.raises(ApiError) as caught:
         client.submit(["https://a.example/", "x"])
 
     error = caught.value
-    assert (error.status, error.code, error.title) == (400, "invalid_argument", told["title"])
+    assert (error.status, error.code, error.title) == (400, "invalid_argument", event["title"])
     assert (error.detail, error.request_id) == ("1 of 2 is bad.", "r-9")
     assert [(task.index, task.reason) for task in error.invalid_tasks] == [(1, "malformed_url")]
     assert [problem.pointer for problem in error.errors] == ["/tasks"]
@@ -135,12 +175,12 @@ def test_pages_are_read_as_they_are_asked_for(script: Scripted, client: Client) 
     first = {"results": [row], "next_cursor": "c d"}
     script.will(Answer(200, msgspec.json.encode(first)))
 
-    found = client.results("job", status="processing")
-    next(found)
+    results = client.results("job", status="processing")
+    next(results)
 
     assert len(script.heard) == 1
     script.will(Answer(200, msgspec.json.encode({"results": [row], "next_cursor": None})))
-    assert len(list(found)) == 1
+    assert len(list(results)) == 1
     assert [heard.path for heard in script.heard] == [
         "/v1/jobs/job/results?status=processing&limit=500",
         "/v1/jobs/job/results?status=processing&limit=500&cursor=c+d",

@@ -140,9 +140,9 @@ def test_a_run_that_does_not_end_in_time_is_a_timeout(caller: Client) -> None:
 
 def test_jobs_are_listed_over_more_than_one_page(caller: Client) -> None:
     count = JOBS_PAGE + 1
-    made = [caller.submit(SubmitJobRequest(status="open")).job_id for _ in range(count)]
+    job_ids = [caller.submit(SubmitJobRequest(status="open")).job_id for _ in range(count)]
 
-    assert [job.job_id for job in caller.list()] == made[::-1]
+    assert [job.job_id for job in caller.list()] == job_ids[::-1]
 
 
 def test_everything_public_is_there() -> None:
@@ -160,7 +160,7 @@ def test_a_webhook_is_set_tried_out_told_and_removed(caller: Client, site: Site)
     tested = caller.test_webhook(nowhere)
     job = caller.submit(site.urls(1))
     was_set = caller.set_webhook(job.job_id, nowhere)
-    shown = caller.webhook(job.job_id)
+    webhook = caller.webhook(job.job_id)
     caller.wait(job.job_id)
     again = caller.rerun(job.job_id)
     caller.wait(job.job_id, run_id=again.latest_run.run_id)
@@ -173,7 +173,7 @@ def test_a_webhook_is_set_tried_out_told_and_removed(caller: Client, site: Site)
     assert keys.active is not None
     assert (keys.active.kid, keys.candidate) == (second.kid, None)
     assert (tested.delivered, tested.error) == (False, "transport_error:connection refused")
-    assert was_set == shown
+    assert was_set == webhook
     assert redelivered.status == "due"
     with pytest.raises(ApiError, match="404 not_found"):
         caller.webhook(job.job_id)

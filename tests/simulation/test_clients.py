@@ -32,14 +32,14 @@ OURS, THEIRS = "01HF7YAT002XS0WYH6KZCNQBY8", "01HF7YAT002XS0WYH6KZCNQBY9"
 )
 def test_no_route_is_left_unmentioned_by_clients(route: Route) -> None:
     package = Path(conveyor.simulation.clients.__file__).parent
-    told = "".join(path.read_text() for path in package.glob("*.py"))
+    source = "".join(path.read_text() for path in package.glob("*.py"))
 
     assert route.path.rpartition("/")[2] in {
         "{job_id}",
         "{run_id}",
         "{task_id}",
         "{export_id}",
-    } or (route.path.rpartition("/")[2] in told)
+    } or (route.path.rpartition("/")[2] in source)
 
 
 @pytest.mark.parametrize("route", FOREIGN_ROUTES, ids=lambda route: route.name)

@@ -61,11 +61,11 @@ def test_a_failing_seed_of_many_tells_its_options_and_its_replay_command_before_
     ]
     monkeypatch.setattr(command, "run_seeds", lambda *_, **__: iter(reports))
 
-    told = run("--from", "3", "--seeds", "2").output.splitlines()
+    lines = run("--from", "3", "--seeds", "2").output.splitlines()
 
-    assert told[0].startswith('seed 4: {"seed":4,')
-    assert told[1].startswith("replay: conveyor simulate --seed 4 --engine ")
-    assert told[2].rstrip().endswith("worker0      crashed")
+    assert lines[0].startswith('seed 4: {"seed":4,')
+    assert lines[1].startswith("replay: conveyor simulate --seed 4 --engine ")
+    assert lines[2].rstrip().endswith("worker0      crashed")
 
 
 def test_an_error_of_the_simulator_itself_is_told_as_a_crash(
@@ -88,13 +88,13 @@ def test_what_all_came_to_is_kept_on_demand(came_of_it: dict[str, Any], tmp_path
 
     run("--seed", "7", "--report", str(tmp_path / "report.md"))
 
-    told = (tmp_path / "report.md").read_text()
-    assert "| paused | 2 |" in told
-    assert "| outage | 0 |" in told
-    assert "| calls of engines | 4,321 |" in told
-    assert "| requests of clients | 65 |" in told
-    assert "| seconds a seed | " in told
-    assert "| seeds that failed | 7 |" in told
+    lines = (tmp_path / "report.md").read_text()
+    assert "| paused | 2 |" in lines
+    assert "| outage | 0 |" in lines
+    assert "| calls of engines | 4,321 |" in lines
+    assert "| requests of clients | 65 |" in lines
+    assert "| seconds a seed | " in lines
+    assert "| seeds that failed | 7 |" in lines
 
 
 def test_a_report_of_many_seeds_names_the_faults_that_never_struck() -> None:
@@ -103,17 +103,17 @@ def test_a_report_of_many_seeds_names_the_faults_that_never_struck() -> None:
     for seed in range(JUDGED_FROM):
         summary.add(Report(options=draw(seed, engine="memory"), hash="", faults=all_but_one))
 
-    told = [*lines_of(summary, range(JUDGED_FROM))]
+    lines = [*lines_of(summary, range(JUDGED_FROM))]
 
-    assert "Should have struck and never did: paused; nothing asks for it: none." in told
+    assert "Should have struck and never did: paused; nothing asks for it: none." in lines
 
 
 def test_the_last_line_is_json_on_demand(came_of_it: dict[str, Any]) -> None:
     came_of_it.update(kills=3, faults={"paused": 2})
 
-    told = json.loads(run("--seed", "7", "--json").output.splitlines()[-1])
+    lines = json.loads(run("--seed", "7", "--json").output.splitlines()[-1])
 
-    assert set(told) == {
+    assert set(lines) == {
         "seeds",
         "hash",
         "violations",
@@ -121,7 +121,7 @@ def test_the_last_line_is_json_on_demand(came_of_it: dict[str, Any]) -> None:
         "faults",
         "kills",
     }
-    assert (told["seeds"], told["kills"], told["faults"]) == (1, 3, {"paused": 2})
+    assert (lines["seeds"], lines["kills"], lines["faults"]) == (1, 3, {"paused": 2})
 
 
 @pytest.mark.parametrize(
@@ -149,9 +149,9 @@ def test_a_failure_is_told_with_what_happened_to_whom_it_names(came_of_it: dict[
         Line(12.0, "worker1", "store.read", RUN, is_minor=True),
     ]
 
-    told = run("--seed", "7").output
+    lines = run("--seed", "7").output
 
-    assert "11.0000  worker0" in told
-    assert "another" not in told
-    assert "worker1" not in told
-    assert f"a_law: run {RUN} broke it" in told
+    assert "11.0000  worker0" in lines
+    assert "another" not in lines
+    assert "worker1" not in lines
+    assert f"a_law: run {RUN} broke it" in lines

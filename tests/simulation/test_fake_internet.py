@@ -68,10 +68,10 @@ async def test_a_receiver_that_drips_has_heard_us_only_if_we_heard_it(
 ) -> None:
     web = web_with(Fault.RECEIVER_DRIPPED, seed)
 
-    told = await deliver(web)
+    outcome = await deliver(web)
 
     heard = [delivery.status for delivery in web.history.deliveries]
-    assert (told, heard) in [(Delivered(204), [None, 204]), (NotDelivered("timeout"), [None])]
+    assert (outcome, heard) in [(Delivered(204), [None, 204]), (NotDelivered("timeout"), [None])]
 
 
 @pytest.mark.parametrize(("allowed", "kind"), [("404", Scraped), ("500", NotScraped)])

@@ -6,10 +6,11 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from conveyor.engines.aws.client.service_clock import ServiceClock
 from conveyor.engines.aws.errors import NoResponse
 from conveyor.simulation.backends.faulty_aws import FaultyRedis, FaultyTransport
 from conveyor.simulation.faults.faults import Fault
-from conveyor.simulation.faults.process_faults import Killed
+from conveyor.simulation.faults.process_faults import Killed, ProcessFaults
 from conveyor.simulation.models.sqs import URL
 from tests.simulation.models.worlds import BUCKET, TABLE, World, item
 from tests.simulation.processes import life_with
@@ -24,6 +25,10 @@ async def world() -> World:
     await world.sqs("CreateQueue", QueueName="q")
     await world.s3("PutObject", Key="k", Body=b"x")
     return world
+
+
+def a_transport(world: World, life: ProcessFaults) -> FaultyTransport:
+    return FaultyTransport(world.aws, life, ServiceClock(world.clock))
 
 
 @pytest.mark.parametrize(
@@ -41,13 +46,13 @@ async def test_a_process_may_die_after_whatever_it_did(
     life = life_with(Fault.KILLED_AFTER)
 
     with pytest.raises(Killed):
-        await FaultyTransport(world.aws, life).call(service, operation, params, deadline_s=10.0)
+        await a_transport(world, life).call(service, operation, params, deadline_s=10.0)
 
     assert life.is_dead
 
 
 async def test_what_a_process_did_before_it_died_is_done(world: World) -> None:
-    transport = FaultyTransport(world.aws, life_with(Fault.KILLED_AFTER))
+    transport = a_transport(world, life_with(Fault.KILLED_AFTER))
     with pytest.raises(Killed):
         await transport.call(
             "sqs", "SendMessage", {"QueueUrl": f"{URL}q", "MessageBody": "b"}, deadline_s=10.0
@@ -74,14 +79,14 @@ async def test_no_body_is_opened_while_the_services_are_away(world: World) -> No
     life.faults.begin_outage()
 
     with pytest.raises(NoResponse):
-        async with FaultyTransport(world.aws, life).open("s3", "GetObject", AT, deadline_s=10.0):
+        async with a_transport(world, life).open("s3", "GetObject", AT, deadline_s=10.0):
             pass
 
 
 async def test_a_body_breaks_off_when_the_services_go_away(world: World) -> None:
     life = life_with()
 
-    async with FaultyTransport(world.aws, life).open("s3", "GetObject", AT, deadline_s=10.0) as got:
+    async with a_transport(world, life).open("s3", "GetObject", AT, deadline_s=10.0) as got:
         life.faults.begin_outage()
         with pytest.raises(NoResponse):
             await anext(got["Body"])
@@ -90,7 +95,7 @@ async def test_a_body_breaks_off_when_the_services_go_away(world: World) -> None
 async def test_the_dead_read_no_further(world: World) -> None:
     life = life_with()
 
-    async with FaultyTransport(world.aws, life).open("s3", "GetObject", AT, deadline_s=10.0) as got:
+    async with a_transport(world, life).open("s3", "GetObject", AT, deadline_s=10.0) as got:
         life.kill(Fault.KILLED_BEFORE)
         with pytest.raises(Killed):
             await anext(got["Body"])
@@ -103,9 +108,7 @@ async def test_who_is_paused_reads_on_when_it_goes_on(
     read: list[float] = []
 
     async def read_it() -> None:
-        async with FaultyTransport(world.aws, life).open(
-            "s3", "GetObject", AT, deadline_s=99.0
-        ) as got:
+        async with a_transport(world, life).open("s3", "GetObject", AT, deadline_s=99.0) as got:
             assert [piece async for piece in got["Body"]] == [b"x"]
             read.append(trio.current_time())
 

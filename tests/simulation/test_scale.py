@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 async def a_small_fleet(tasks: int, *, table_writes: float = COLD) -> Measured:
     plan = Plan(workers=2, slots=10, shards=8, table_writes=table_writes, think_s=1.0)
-    load = Load(tasks=tasks, rounds=0, callers=4)
+    load = Load(tasks=tasks, part_min=0, callers=4)
     return await measure(plan, load, 1, lambda done, total: None)
 
 

@@ -28,9 +28,9 @@ def test_what_befell_processes_clocks_and_engines_is_told_in_its_place() -> None
         commit(5.0),
     ]
 
-    told = [line.at for line in story_of(lines, [WRONG])]
+    times = [line.at for line in story_of(lines, [WRONG])]
 
-    assert told == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert times == [1.0, 2.0, 3.0, 4.0, 5.0]
 
 
 def test_calls_that_failed_are_told_though_they_are_minor() -> None:

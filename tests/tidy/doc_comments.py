@@ -25,7 +25,7 @@ def of_class(kind: type, *, without: Collection[str] = ()) -> dict[str, str]:
     source = textwrap.dedent(inspect.getsource(kind))
     (node,) = ast.parse(source).body
     assert isinstance(node, ast.ClassDef)
-    body = [statement for statement in node.body if _assigned(statement) not in without]
+    body = [statement for statement in node.body if _assigned_name(statement) not in without]
     return _described(f"{kind.__module__}.{kind.__name__}", body, source)
 
 
@@ -37,18 +37,18 @@ def of_module(module: ModuleType) -> dict[str, str]:
 
 def _described(owner: str, body: list[ast.stmt], source: str) -> dict[str, str]:
     lines = source.splitlines()
-    found = {}
+    comments = {}
     for statement in body:
-        name = _assigned(statement)
+        name = _assigned_name(statement)
         if name is not None:
             text = _behind(lines, statement) or _above(lines, statement)
             if not text:
                 raise Undescribed(f"{owner}.{name} has no `#:` comment")
-            found[name] = text
-    return found
+            comments[name] = text
+    return comments
 
 
-def _assigned(statement: ast.stmt) -> str | None:
+def _assigned_name(statement: ast.stmt) -> str | None:
     """The public name that a statement gives a value or a type to."""
     match statement:
         case ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]):

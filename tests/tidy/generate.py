@@ -1,5 +1,5 @@
-"""`python -m tests.tidy.generate`: writes the parts of the documents that repeat the code, the
-synchronous client of the SDK, and the words and examples of the OpenAPI document.
+"""`python -m tests.tidy.generate`: writes the parts of the documents that repeat the code, two
+clients of the SDK, and the words and examples of the OpenAPI document.
 
 A part stands between `<!-- generated: NAME -->` and `<!-- end: NAME -->`. Everything else in a
 document is written by hand. `tests/tidy/test_documents.py` compares.
@@ -13,9 +13,9 @@ from pathlib import Path
 
 from conveyor.api.server.openapi import REFERENCE
 from tests.tidy import listings, tables
+from tests.tidy.other_clients import make_clients
 from tests.tidy.reference import make_reference
 from tests.tidy.sources import ROOT
-from tests.tidy.sync_client import TARGET, make_sync_client
 
 PARTS: Mapping[str, Callable[[], str]] = {
     "checkers": listings.checker_table,
@@ -42,6 +42,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "scrape options": listings.scrape_options,
     "settings": tables.settings,
     "shown waits": tables.shown_waits,
+    "transitions": tables.transitions,
     "values": tables.values,
     "wait reasons": tables.wait_reasons,
 }
@@ -60,7 +61,7 @@ def parts_of(text: str) -> list[str]:
 
 def generated(text: str) -> str:
     """The document with every generated part as the code has it now."""
-    return _PART.sub(lambda found: _part(found[1]), text)
+    return _PART.sub(lambda match: _part(match[1]), text)
 
 
 def _part(name: str) -> str:
@@ -71,7 +72,8 @@ def main() -> None:
     """Writes every file that has changed, and prints its name."""
     for path in documents():
         _write(path, generated(path.read_text(encoding="utf-8")))
-    _write(TARGET, make_sync_client())
+    for path, text in make_clients().items():
+        _write(path, text)
     _write(REFERENCE, make_reference())
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
 
 from conveyor.cli.main import cli
 from conveyor.cli.scrape.command import scrape
@@ -31,7 +32,7 @@ from conveyor.ports import (
 from conveyor.simulation import checkers
 from conveyor.simulation.faults.faults import ONLY_ON, Fault
 from conveyor.simulation.profiles import TEMPERS
-from conveyor.telemetry import ActorFigures, ActorUsage, EngineUsage, make_metrics
+from conveyor.telemetry import ActorFigures, ActorUsage, EngineUsage, FetchMetrics, make_metrics
 from tests.mutants.defects import MUTANTS
 from tests.tidy.sources import CODE, Module, modules
 from tests.tidy.tables import code, table
@@ -56,23 +57,29 @@ _LEVELS = ("debug", "info", "warning", "error", "exception", "critical")
 
 def metrics() -> str:
     """Every metric of a process, then those that an engine on AWS adds."""
-    found = [
+    entries = [
         (family.name, family.type, collector._labelnames, family.documentation)
         for collector in _collectors(make_metrics(CollectorRegistry()))
-        if not isinstance(collector, ActorUsage)
+        if not isinstance(collector, ActorUsage | FetchMetrics)
         for family in collector.describe()
     ]
+    fetches = FetchMetrics()
+    fetches.count("2xx", duration_s=0.1, body_bytes=1)
     actors = ActorUsage()
     actors.watch(lambda: [ActorFigures("sample", 1, 1, 1)])
-    found += [
-        (family.name, family.type, tuple(family.samples[0].labels), family.documentation)
-        for family in (*actors.collect(), *EngineUsage(SampleUsage(), {"sample": 1}).collect())
+    entries += [
+        (family.name, family.type, _labels_of(family), family.documentation)
+        for family in (
+            *fetches.collect(),
+            *actors.collect(),
+            *EngineUsage(SampleUsage(), {"sample": 1}).collect(),
+        )
     ]
     return table(
         ("metric", "type", "labels", "meaning"),
         (
             (code(name + _suffix(kind)), kind, ", ".join(map(code, labels)), words)
-            for name, kind, labels, words in found
+            for name, kind, labels, words in entries
         ),
     )
 
@@ -101,18 +108,23 @@ class SampleUsage:
     price_millionths: float = 1
 
 
+def _labels_of(family: Metric) -> tuple[str, ...]:
+    """The labels of a family that has samples; `le` belongs to every histogram."""
+    return tuple(label for label in family.samples[0].labels if label != "le")
+
+
 def _suffix(kind: str) -> str:
     return "_total" if kind == "counter" else ""
 
 
 def log_lines() -> str:
     """Every statement that logs in the product, by its level and message."""
-    found = sorted({line for module in _product() for line in _logged(module)})
+    entries = sorted({line for module in _product() for line in _log_calls(module)})
     return table(
         ("level", "message", "fields", "module"),
         (
             (level, code(message), ", ".join(map(code, names)), code(name))
-            for level, message, names, name in found
+            for level, message, names, name in entries
         ),
     )
 
@@ -123,7 +135,7 @@ def _product() -> Iterator[Module]:
             yield module
 
 
-def _logged(module: Module) -> Iterator[tuple[str, str, tuple[str, ...], str]]:
+def _log_calls(module: Module) -> Iterator[tuple[str, str, tuple[str, ...], str]]:
     for node in ast.walk(module.tree):
         match node:
             case ast.Call(
@@ -138,8 +150,8 @@ def _logged(module: Module) -> Iterator[tuple[str, str, tuple[str, ...], str]]:
                     for key in keyword.value.keys
                     if isinstance(key, ast.Constant) and isinstance(key.value, str)
                 )
-                shown = "error" if level == "exception" else level
-                yield shown, message, names, module.name
+                shown_level = "error" if level == "exception" else level
+                yield shown_level, message, names, module.name
 
 
 def commands() -> str:
@@ -161,26 +173,26 @@ def _commands(group: click.Group, path: str) -> Iterator[tuple[str, str]]:
 def scrape_options() -> str:
     """The options of `conveyor scrape` as --help shows them."""
     with click.Context(scrape) as ctx:
-        shown = [param.get_help_record(ctx) for param in scrape.params]
-    rows = [(code(record[0]), record[1]) for record in shown if record is not None]
+        records = [param.get_help_record(ctx) for param in scrape.params]
+    rows = [(code(record[0]), record[1]) for record in records if record is not None]
     return table(("option", "meaning"), rows)
 
 
 def packages() -> str:
     """Every package of the product: the sentence that opens it, and its modules."""
-    found: dict[str, tuple[str, list[str]]] = {}
+    entries: dict[str, tuple[str, list[str]]] = {}
     for module in modules(*CODE):
         folder, _, file = module.name.rpartition("/")
-        _, names = found.setdefault(folder, ("", []))
+        _, names = entries.setdefault(folder, ("", []))
         if file == "__init__.py":
-            found[folder] = (first_sentence(module), names)
+            entries[folder] = (first_sentence(module), names)
         else:
             names.append(file.removesuffix(".py"))
     return table(
         ("package", "what it is", "modules"),
         (
             (code(f"{folder}/"), words, ", ".join(map(code, names)))
-            for folder, (words, names) in sorted(found.items())
+            for folder, (words, names) in sorted(entries.items())
         ),
     )
 
@@ -256,22 +268,22 @@ def mutants() -> str:
 
 def checker_table() -> str:
     """Each invariant with the functions that check it."""
-    found: dict[int, list[str]] = {}
+    entries: dict[int, list[str]] = {}
     for number, name in checked():
-        found.setdefault(number, []).append(name)
+        entries.setdefault(number, []).append(name)
     return table(
         ("invariant", "checkers"),
-        ((f"I{number}", ", ".join(map(code, names))) for number, names in sorted(found.items())),
+        ((f"I{number}", ", ".join(map(code, names))) for number, names in sorted(entries.items())),
     )
 
 
 def checked() -> Iterator[tuple[int, str]]:
     """Every checker with each number that its docstring begins with."""
-    found: dict[tuple[int, str], None] = {}
+    entries: dict[tuple[int, str], None] = {}
     for group in fields(checkers.ALL):
         for checker in getattr(checkers.ALL, group.name):
             module = checker.__module__.rpartition(".")[2]
             words = inspect.getdoc(checker) or ""
             for number in re.findall(r"I(\d+)", words.partition(":")[0]):
-                found[int(number), f"{module}.{checker.__name__}"] = None
-    yield from found
+                entries[int(number), f"{module}.{checker.__name__}"] = None
+    yield from entries

@@ -22,20 +22,20 @@ def make_reference() -> str:
 
 def descriptions() -> dict[str, dict[str, str]]:
     """The words for each field of each type, or for each value of an enumeration."""
-    found: dict[str, dict[str, str]] = {}
+    texts: dict[str, dict[str, str]] = {}
     pending: list[Any] = list(msgspec.inspect.multi_type_info(types_of(ROUTES)))
     while pending:
         node = pending.pop()
-        if isinstance(node, msgspec.inspect.StructType) and node.cls.__name__ not in found:
-            found[node.cls.__name__] = doc_comments.of_class(node.cls)
+        if isinstance(node, msgspec.inspect.StructType) and node.cls.__name__ not in texts:
+            texts[node.cls.__name__] = doc_comments.of_class(node.cls)
             pending += [field.type for field in node.fields]
         if isinstance(node, msgspec.inspect.EnumType):
-            found[node.cls.__name__] = _values(node.cls)
+            texts[node.cls.__name__] = _values(node.cls)
         for name in ("types", "item_types"):
             pending += getattr(node, name, ())
         for name in ("item_type", "key_type", "value_type", "type"):
             pending += [getattr(node, name)] if hasattr(node, name) else []
-    return dict(sorted(found.items()))
+    return dict(sorted(texts.items()))
 
 
 def _values(kind: type[Enum]) -> dict[str, str]:

@@ -61,16 +61,16 @@ def _files(folder: Path, suffix: str) -> Iterator[Path]:
 
 def full_names(module: Module) -> Iterator[tuple[ast.expr, str]]:
     """Every name and attribute that leads back to an import, as its dotted path."""
-    known = _imported(module.tree)
+    known = _imports_of(module.tree)
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Attribute | ast.Name):
-            dotted = _dotted(node)
+            dotted = _dotted_name(node)
             head, _, rest = dotted.partition(".")
             if head in known:
                 yield node, f"{known[head]}.{rest}" if rest else known[head]
 
 
-def _imported(tree: ast.Module) -> dict[str, str]:
+def _imports_of(tree: ast.Module) -> dict[str, str]:
     known: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -82,10 +82,10 @@ def _imported(tree: ast.Module) -> dict[str, str]:
     return known
 
 
-def _dotted(node: ast.expr) -> str:
+def _dotted_name(node: ast.expr) -> str:
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
-        inner = _dotted(node.value)
+        inner = _dotted_name(node.value)
         return f"{inner}.{node.attr}" if inner else ""
     return ""

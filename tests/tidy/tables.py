@@ -16,7 +16,7 @@ from conveyor.domain import quota as quotas
 from conveyor.domain.changes import ROW_KINDS, Row
 from conveyor.domain.run import wait_reason
 from conveyor.domain.run.settlement import BACKOFF
-from conveyor.domain.submit.scraper_params import PARAMS
+from conveyor.domain.submit.scraper_params import DIRECT_PARAMS, PARAMS
 from conveyor.schemas.problem_codes import PROBLEM_CODES
 from conveyor.ui.words import WAITS
 from tests.tidy import doc_comments
@@ -77,6 +77,23 @@ def diagrams() -> str:
     return "\n\n".join(
         f"{name}:\n\n```mermaid\n{lifecycle.mermaid(rules)}\n```"
         for name, rules in DIAGRAMS.items()
+    )
+
+
+def transitions() -> str:
+    """Every state machine with its events, as `event: sources → target`."""
+    return table(
+        ("state machine", "events"),
+        (
+            (
+                name,
+                "; ".join(
+                    f"{event}: {', '.join(sorted(starts))} → {end}"
+                    for event, (starts, end) in rules.items()
+                ),
+            )
+            for name, rules in DIAGRAMS.items()
+        ),
     )
 
 
@@ -153,7 +170,8 @@ def _number(value: float) -> str:
 
 def settings() -> str:
     """Each variable with its default and its values, from the calls that read the environment."""
-    words = doc_comments.of_class(config.Settings, without={"quotas"})
+    words = doc_comments.of_class(config.Settings, without={"quotas", "postgres"})
+    words |= doc_comments.of_class(config.PostgresSettings)
     read = _variables_read()
     found = [
         (code(variable), default, allowed, words[field])
@@ -173,12 +191,14 @@ def _variables_read() -> dict[str, tuple[str, str, str]]:
     found: dict[str, tuple[str, str, str]] = {}
     local: dict[str, ast.expr] = {}
     (source,) = (module for module in modules("conveyor") if module.name == "conveyor/config.py")
-    (function,) = (
-        node
+    body = [
+        statement
         for node in source.tree.body
-        if isinstance(node, ast.FunctionDef) and node.name == "settings_from"
-    )
-    for node in function.body:
+        if isinstance(node, ast.FunctionDef)
+        and node.name in {"settings_from", "_postgres_settings"}
+        for statement in node.body
+    ]
+    for node in body:
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 local[name] = value
@@ -188,7 +208,7 @@ def _variables_read() -> dict[str, tuple[str, str, str]]:
                     value = keyword.value
                     if isinstance(value, ast.Name):
                         value = local[value.id]
-                    if keyword.arg != "quotas":
+                    if keyword.arg not in {"quotas", "postgres"}:
                         found[keyword.arg] = _variable(value)
     return found
 
@@ -199,21 +219,21 @@ def _variable(value: ast.expr) -> tuple[str, str, str]:
     for node in ast.walk(value):
         match node:
             case ast.Call(func=ast.Name(id="read"), args=[_, default, parse]):
-                shown = str(_evaluated(default))
-                return name, code(shown) if shown else "", _allowed(parse)
+                shown = str(_evaluate(default))
+                return name, code(shown) if shown else "", _allowed_values(parse)
     return name, "", ""
 
 
-def _evaluated(node: ast.expr) -> object:
+def _evaluate(node: ast.expr) -> object:
     return eval(ast.unparse(node), {"limits": limits, "str": str})
 
 
-def _allowed(parse: ast.expr) -> str:
+def _allowed_values(parse: ast.expr) -> str:
     match parse:
         case ast.Call(func=ast.Name(id="_between" | "_between_if_given"), args=[least, most]):
-            return f"{_evaluated(least)} to {_evaluated(most)}"
+            return f"{_evaluate(least)} to {_evaluate(most)}"
         case ast.Call(func=ast.Name(id="_one_of"), args=choices):
-            return ", ".join(code(_evaluated(choice)) for choice in choices if _evaluated(choice))
+            return ", ".join(code(_evaluate(choice)) for choice in choices if _evaluate(choice))
         case ast.Name(id="_switch"):
             return "`on`, `off`"
         case _:
@@ -304,4 +324,14 @@ def routes() -> str:
 
 
 def params() -> str:
-    return ", ".join(code(key) for key in sorted(PARAMS)) + "."
+    return table(
+        ("parameter", "meaning", "direct fetch", "ZenRows-compatible gateway"),
+        (
+            (code(key), meaning, DIRECT_PARAMS.get(key, "refused"), _sent_on(key))
+            for key, meaning in sorted(PARAMS.items())
+        ),
+    )
+
+
+def _sent_on(key: str) -> str:
+    return "sent as headers" if key == "custom_headers" else "sent on"

@@ -47,18 +47,18 @@ def _raises_again(handler: ast.ExceptHandler) -> bool:
 
 
 def test_everything_is_caught_in_these_places_only() -> None:
-    found = [
+    problems = [
         f"{module.name}:{line}"
         for module in modules(*CODE)
         if not module.name.startswith(PLACES)
         for line in swallowing(module.tree)
     ]
 
-    assert found == []
+    assert problems == []
 
 
 def test_nobody_catches_a_cancellation() -> None:
-    found = [
+    problems = [
         module.at(node)
         for module in modules(*CODE)
         for node in ast.walk(module.tree)
@@ -68,7 +68,7 @@ def test_nobody_catches_a_cancellation() -> None:
         and not _raises_again(node)
     ]
 
-    assert found == []
+    assert problems == []
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,8 @@ def test_every_section_that_is_referred_to_exists() -> None:
     lost = [
         f"{name}: SPEC.md {number}"
         for name, text in referring()
-        for found in _TO_SECTION.findall(text)
-        for number in re.split(", | and ", found)
+        for reference in _TO_SECTION.findall(text)
+        for number in re.split(", | and ", reference)
         if number not in sections()
     ]
 
@@ -84,7 +84,7 @@ def test_every_decision_that_is_referred_to_exists() -> None:
 def test_every_section_within_the_specification_exists() -> None:
     text = (ROOT / "SPEC.md").read_text(encoding="utf-8")
 
-    numbers = [number for found in _IN_SPEC.findall(text) for number in found.split(", ")]
+    numbers = [number for reference in _IN_SPEC.findall(text) for number in reference.split(", ")]
     assert numbers
     assert [number for number in numbers if number not in sections()] == []
 

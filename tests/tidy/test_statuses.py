@@ -38,7 +38,7 @@ _QUOTED = re.compile(rf"'({'|'.join(sorted(WORDS))})'")
 _SQL_COMMENT = re.compile(r"--[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
-def spelled_in(tree: ast.Module) -> list[int]:
+def find_spelled(tree: ast.Module) -> list[int]:
     """Lines that name a member of a status, or hold one as a text or within SQL."""
     return [
         node.lineno
@@ -59,23 +59,23 @@ def _is_status(value: object) -> bool:
 def test_no_engine_spells_a_status_in_python() -> None:
     engines: tuple[Module, ...] = modules("conveyor/engines")
 
-    found = [f"{module.name}:{line}" for module in engines for line in spelled_in(module.tree)]
+    problems = [f"{module.name}:{line}" for module in engines for line in find_spelled(module.tree)]
 
     assert engines
-    assert found == []
+    assert problems == []
 
 
 def test_no_engine_spells_a_status_in_sql() -> None:
     scripts = sorted((ROOT / "conveyor" / "engines").rglob("*.sql"))
 
-    found = {
+    problems = {
         script.name: words
         for script in scripts
         if (words := _QUOTED.findall(_SQL_COMMENT.sub("", script.read_text(encoding="utf-8"))))
     }
 
     assert scripts
-    assert found == {}
+    assert problems == {}
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_no_engine_spells_a_status_in_sql() -> None:
     ],
 )
 def test_a_spelled_status_would_be_noticed(code: str) -> None:
-    assert spelled_in(ast.parse(code)) == [1]
+    assert find_spelled(ast.parse(code)) == [1]
 
 
 @pytest.mark.parametrize(
@@ -101,4 +101,4 @@ def test_a_spelled_status_would_be_noticed(code: str) -> None:
     ],
 )
 def test_innocent_words_are_left_alone(code: str) -> None:
-    assert spelled_in(ast.parse(code)) == []
+    assert find_spelled(ast.parse(code)) == []

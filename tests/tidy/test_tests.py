@@ -43,14 +43,14 @@ def test_no_name_is_used_twice_in_a_file() -> None:
 
 
 def test_no_test_uses_a_mocking_library() -> None:
-    found = [
+    problems = [
         f"{module.at(node)} {name}"
         for module in modules("tests")
         for node, name in full_names(module)
         if name.startswith(("unittest.mock", "mock.", "pytest_mock"))
     ]
 
-    assert found == []
+    assert problems == []
 
 
 # Where a reader finds the tests of a module: in the file of its own name, and in files whose names
@@ -66,7 +66,7 @@ def stem_of(module: Module) -> str:
     return module.name.rpartition("/")[2].removesuffix(".py")
 
 
-def untested_modules() -> set[str]:
+def find_untested() -> set[str]:
     test_files = {module.name for module in modules("tests")}
     return {
         module.name
@@ -79,7 +79,7 @@ def untested_modules() -> set[str]:
 
 
 def test_every_actor_and_use_case_has_a_test_file_of_its_own_name() -> None:
-    assert untested_modules() == TESTED_ELSEWHERE.keys()
+    assert find_untested() == TESTED_ELSEWHERE.keys()
 
 
 def test_every_test_file_of_use_cases_begins_with_the_name_of_a_module() -> None:

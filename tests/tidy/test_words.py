@@ -83,20 +83,20 @@ def names_in(module: Module) -> set[str]:
     return names
 
 
-def retired_in(names: set[str]) -> list[str]:
+def find_retired(names: set[str]) -> list[str]:
     return sorted(
         name for name in names - STORED if RETIRED & {word.lower() for word in _WORD.findall(name)}
     )
 
 
 def test_no_name_uses_a_retired_word() -> None:
-    found = [
+    problems = [
         f"{module.name}: {name}"
         for module in modules(*CODE)
-        for name in retired_in(names_in(module))
+        for name in find_retired(names_in(module))
     ]
 
-    assert found == []
+    assert problems == []
 
 
 def vague_in(tree: ast.Module) -> list[str]:
@@ -110,11 +110,11 @@ def vague_in(tree: ast.Module) -> list[str]:
 
 
 def test_variables_are_nouns_of_what_they_hold() -> None:
-    found = [
+    problems = [
         f"{module.name}: {name}" for module in modules(*CODE) for name in vague_in(module.tree)
     ]
 
-    assert found == []
+    assert problems == []
 
 
 def test_a_vague_variable_would_be_noticed() -> None:
@@ -125,4 +125,4 @@ def test_a_vague_variable_would_be_noticed() -> None:
 
 @pytest.mark.parametrize("name", ["_new_desk", "TollGate", "LANES_MAX", "doorbell"])
 def test_a_retired_word_would_be_noticed(name: str) -> None:
-    assert retired_in({name}) == [name]
+    assert find_retired({name}) == [name]

@@ -59,6 +59,9 @@ class _Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
     request_queue_size = 256
     elsewhere = ""
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that has gone away, as at a stop, is no error."""
+
 
 def _count_connections(listener: socket.socket, leaks: list[str]) -> None:
     """Notes every connection, even one without a request."""
@@ -79,9 +82,9 @@ class Stage:
     leaks: list[str]
     paths: dict[str, str] = field(default_factory=dict)
 
-    def call(self, method: str, path: str, body: Any = None) -> Any:
+    def call(self, method: str, path: str, body: Any = None, *, key: str = "dev") -> Any:
         reply = httpx.request(
-            method, self.url + path, json=body, headers={"X-API-Key": "dev"}, timeout=60
+            method, self.url + path, json=body, headers={"X-API-Key": key}, timeout=60
         )
         reply.raise_for_status()
         return reply.json() if reply.content else None
@@ -90,10 +93,10 @@ class Stage:
         tasks = [{"url": f"{self.site}/{page}"} for page in pages]
         return self.call("POST", "/v1/jobs", {"name": name, "tasks": tasks, **fields})
 
-    def wait_for_end(self, submitted: Any) -> None:
+    def wait_for_end(self, submitted: Any, *, key: str = "dev") -> None:
         ends_at = time.monotonic() + END_S
         while time.monotonic() < ends_at:
-            run = self.call("GET", f"/v1/jobs/{submitted['job_id']}")["latest_run"]
+            run = self.call("GET", f"/v1/jobs/{submitted['job_id']}", key=key)["latest_run"]
             if run["terminal"]:
                 return
             time.sleep(0.2)

@@ -4,44 +4,22 @@ engine over local servers."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
-from tests.e2e.cloud import a_cloud
-from tests.ui.stage import Stage, a_stage, set_the_scene
+from tests.ui.stage import Stage
 
 pytest.importorskip("playwright.sync_api")
 from playwright.sync_api import Browser, BrowserContext, Dialog, Page, Request, expect
 
-from tests.ui.chromium import AXE, a_chromium, find_chromium, violations
+from tests.ui.chromium import AXE, find_chromium, violations
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(find_chromium() is None, reason="Chromium is not installed"),
 ]
 WAIT_MS = 60_000
-
-
-@pytest.fixture(scope="module", params=["embedded", "aws"])
-def stage(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Stage]:
-    folder = tmp_path_factory.mktemp("ui")
-    with ExitStack() as stack:
-        environ = None
-        if request.param == "aws":
-            environ = stack.enter_context(a_cloud(request, folder)).environ
-        stage = stack.enter_context(a_stage(folder / "data", environ))
-        set_the_scene(stage)
-        yield stage
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with a_chromium() as browser:
-        yield browser
 
 
 @pytest.fixture
@@ -65,6 +43,18 @@ def a_page(context: BrowserContext, stage: Stage) -> tuple[Page, list[str]]:
 
     page.on("request", hear)
     return page, elsewhere
+
+
+def dialogs_of(page: Page) -> list[str]:
+    """The dialogs that scripts on the page will have opened."""
+    dialogs: list[str] = []
+
+    def hear(dialog: Dialog) -> None:
+        dialogs.append(dialog.message)
+        dialog.dismiss()
+
+    page.on("dialog", hear)
+    return dialogs
 
 
 def test_every_page_is_accessible_and_asks_no_other_site(
@@ -150,13 +140,7 @@ def test_a_job_is_run_without_scripts(context: BrowserContext, stage: Stage) -> 
 
 def test_a_hostile_page_in_the_preview_runs_nothing(context: BrowserContext, stage: Stage) -> None:
     page, elsewhere = a_page(context, stage)
-    dialogs: list[str] = []
-
-    def hear(dialog: Dialog) -> None:
-        dialogs.append(dialog.message)
-        dialog.dismiss()
-
-    page.on("dialog", hear)
+    dialogs = dialogs_of(page)
 
     page.goto(stage.paths["task"])
     page.locator("iframe").scroll_into_view_if_needed()
@@ -167,6 +151,26 @@ def test_a_hostile_page_in_the_preview_runs_nothing(context: BrowserContext, sta
 
     assert "taken over" not in page.title()
     assert page.url.endswith("/preview")
+    assert (elsewhere, dialogs, stage.leaks) == ([], [], [])
+
+
+def test_a_hostile_name_in_a_live_update_runs_nothing(
+    context: BrowserContext, stage: Stage
+) -> None:
+    page, elsewhere = a_page(context, stage)
+    dialogs = dialogs_of(page)
+    hostile = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+
+    page.goto("/ui/")
+    expect(page.locator("#connection")).to_have_text("live", timeout=WAIT_MS)
+    submitted = stage.submit(hostile, ["slow/1"], max_attempts=1)
+    expect(page.get_by_text("alert(1)").first).to_be_visible(timeout=WAIT_MS)
+    on_overview = page.locator("main img, main script").count()
+    page.goto(f"/ui/jobs/{submitted['job_id']}/runs/{submitted['latest_run']['run_id']}")
+    stage.call("POST", f"/v1/jobs/{submitted['job_id']}/pause")
+    expect(page.get_by_text("Resume the run to continue.")).to_be_visible(timeout=WAIT_MS)
+
+    assert (on_overview, page.locator("main img, main script").count()) == (0, 0)
     assert (elsewhere, dialogs, stage.leaks) == ([], [], [])
 
 

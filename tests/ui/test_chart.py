@@ -72,10 +72,18 @@ def test_the_bars_stay_within_the_drawing_and_failures_are_at_the_bottom() -> No
 
     chart = make_chart(buckets, since=T0, until=T0 + 120)
 
-    assert chart.failed_path.startswith(f"M0 {HEIGHT}V75h")
-    assert chart.successful_path.startswith("M0 75V0h")
+    assert re.match(rf"M\d+ {HEIGHT}V75h", chart.failed_path)
+    assert re.match(r"M\d+ 75V0h", chart.successful_path)
     numbers = [int(number) for number in re.findall(r"\d+", chart.failed_path)]
     assert max(numbers) <= WIDTH
+
+
+def test_a_bar_stands_above_its_part_of_the_axis() -> None:
+    """The axis names the ends of the chart, however few columns there are."""
+    chart = make_chart([a_bucket(60, 120, 30)], since=T0, until=T0 + 120)
+
+    left, width = map(int, re.findall(r"M(\d+) .*h(\d+)", chart.successful_path)[0])
+    assert left + width / 2 == pytest.approx(0.75 * WIDTH, abs=1)
 
 
 def test_nothing_ended_is_an_empty_drawing() -> None:

@@ -12,7 +12,7 @@ from tests.ui.stage import Stage, a_stage
 pytest.importorskip("playwright.sync_api")
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-from tests.ui.chromium import AXE, a_chromium, find_chromium, violations
+from tests.ui.chromium import AXE, find_chromium, violations
 
 pytestmark = [
     pytest.mark.slow,
@@ -25,12 +25,6 @@ WAIT_MS = 60_000
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     with a_stage(tmp_path_factory.mktemp("docs") / "data") as stage:
         yield stage
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with a_chromium() as browser:
-        yield browser
 
 
 @pytest.fixture

@@ -8,15 +8,12 @@ from typing import Any
 
 import pytest
 
-from conveyor.domain.errors import make_problem
-from conveyor.domain.model import EventType, FailureReason, Task
-from conveyor.domain.run.wait_reason import RunReport, WaitReason, WorkerReport
-from conveyor.ports.gateway import NotScraped
+from conveyor.domain.model import EventType, FailureReason
+from conveyor.domain.run.wait_reason import WaitReason
 from conveyor.ui.words import EVENTS, FAILURES, REMEDIES, WAITS
-from conveyor.usecases.lookup import load_owned_job
-from conveyor.usecases.run import reconcile, tasks
-from conveyor.usecases.run.run_progress import publish_reports
+from conveyor.usecases.run import reconcile
 from tests.api.world import BERT, World
+from tests.ui.waits import a_page_that_shows, bring_about
 from tests.ui.world import Browser, make_ui_world
 
 PAGE_BYTES_MAX = 30_000
@@ -159,7 +156,7 @@ async def test_a_run_that_waits_for_its_budget_offers_to_raise_it(
 ) -> None:
     submitted = await world.submit(2)
     run = await world.run(submitted["job_id"], submitted["latest_run"]["run_id"])
-    await _bring_about(world, submitted["job_id"], run.run_id, WaitReason.BUDGET)
+    await bring_about(world, submitted["job_id"], run.run_id, WaitReason.BUDGET)
 
     page = await anna.open(base_of(submitted))
 
@@ -334,6 +331,18 @@ async def test_a_refused_job_keeps_what_was_typed(world: World, anna: Browser) -
     assert 'value="many"' in answer.text
 
 
+async def test_a_refused_list_names_its_invalid_lines(world: World, anna: Browser) -> None:
+    page = await anna.open("/ui/jobs/new")
+    (once,) = set(re.findall(r'name="once" value="(\w+)"', page.text))
+    fields = {"urls": "https://example.com/1\nno url", "do": "submit", "once": once}
+
+    answers = [await anna.send("/ui/jobs/new", fields) for _ in range(2)]
+
+    assert [answer.status for answer in answers] == [400, 400]
+    for answer in answers:
+        assert "line 2: malformed url no url" in " ".join(answer.words.split())
+
+
 async def test_a_file_of_lines_is_submitted(world: World, anna: Browser) -> None:
     await anna.open("/ui/jobs/new")
     parts = {"token": anna.token, "do": "submit", "urls": "https://example.com/pasted"}
@@ -400,48 +409,11 @@ async def test_a_delivery_is_made_again(world: World, anna: Browser) -> None:
 @pytest.mark.parametrize("reason", list(WaitReason))
 async def test_every_wait_reason_is_explained_on_the_page(reason: WaitReason) -> None:
     """A worker reports the reason, or the rows and leases have it."""
-    config: dict[str, Any] = {"sync_tasks_max": 1, "at_once_max": 1} if reason == "ingest" else {}
-    world = make_ui_world(**config)
-    anna = Browser(world)
-    await anna.sign_in()
-    submitted = await world.submit(2, max_inflight=1)
-    job_id, run_id = submitted["job_id"], submitted["latest_run"]["run_id"]
-    await _bring_about(world, job_id, run_id, reason)
-
-    page = await anna.open(f"/ui/jobs/{job_id}/runs/{run_id}")
+    page = await a_page_that_shows(reason)
 
     assert f">{reason}</code>" in page.text
     assert WAITS[reason].title in page.words
     assert WAITS[reason].remedy in page.words
-
-
-async def _bring_about(world: World, job_id: str, run_id: str, reason: WaitReason) -> None:
-    env = world.env
-    run = await world.run(job_id, run_id)
-    workers = WorkerReport(10, 10)
-    match reason:
-        case WaitReason.PAUSED:
-            await world.post(f"/v1/jobs/{job_id}/pause")
-        case WaitReason.NO_WORKERS | WaitReason.INGEST:
-            return
-        case WaitReason.JOB_CAP:
-            await env.coordinator.acquire(run.job_id, run.run_id, count_max=1, cap=1, ttl_s=30)
-            await publish_reports(env, workers, {})
-        case WaitReason.RATE_LIMITED | WaitReason.RETRY_BACKOFF:
-            for task in await world.tasks_of(job_id, run_id):
-                await _try_in_vain(world, job_id, task)
-            await publish_reports(env, workers, {run.run_id: RunReport(reason=reason)})
-        case _:
-            await publish_reports(env, workers, {run.run_id: RunReport(reason=reason)})
-
-
-async def _try_in_vain(world: World, job_id: str, task: Task) -> None:
-    """Brings a task to an attempt that will be repeated."""
-    ref, held = await world.claim(job_id, task)
-    problem = make_problem("target_rate_limited", "Too many requests", 429)
-    miss = NotScraped(reason=FailureReason.RATE_LIMITED, problem=problem, retryable=True)
-    job = await load_owned_job(world.env, (await world.run(job_id, task.run_id)).caller, job_id)
-    await world.env.commit(tasks.judge_failure(world.env, job, ref, held, miss).change)
 
 
 def test_every_reason_of_a_failure_has_words_and_a_remedy() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from conveyor.domain import idempotency, ids, limits, timing
+from conveyor.domain import webhook as webhooks
 from conveyor.domain.changes import Applied, ScheduleKey
 from conveyor.domain.idempotency import First, InProgress, Request
 from conveyor.domain.ids import JobId
@@ -16,7 +17,6 @@ from conveyor.domain.queries import DueExports, DueNotices, DueScrubs, JobsOf, R
 from conveyor.domain.run.settlement import Claimed, HeldByOther
 from conveyor.domain.schedule import Cron, Overlap, Rate, RateUnit, Rule, Schedule
 from conveyor.domain.submit.admission import TaskDraft
-from conveyor.domain.webhook import delivery
 from conveyor.usecases import clock_repairs
 from conveyor.usecases import schedule as schedules
 from conveyor.usecases.context import Context
@@ -134,10 +134,10 @@ async def test_a_new_job_is_the_first_of_the_list_after_a_step_back(
 
 async def _schedule_every(env: Context, rule: Rule) -> JobId:
     request = Submission(drafts=[TaskDraft(url="https://example.com/")])
-    made = await schedules.submit(
+    accepted = await schedules.submit(
         env, CALLER, request, rule, Overlap.SKIP, job_id=JobId(env.new_id())
     )
-    return made.job.job_id
+    return accepted.job.job_id
 
 
 async def _row(env: Context, job_id: JobId) -> Schedule:
@@ -223,7 +223,7 @@ async def test_what_was_to_be_done_soon_is_due_after_a_step_back(
     await clock_repairs.pull_back(env)
 
     now = env.now()
-    notices = DueNotices(statuses=delivery.WAITING, due_by=now, limit=9)
+    notices = DueNotices(statuses=webhooks.WAITING, due_by=now, limit=9)
     assert len(await env.store.find(notices)) == 1
     assert len(await env.store.find(DueExports(due_by=now, limit=9))) == 1
     assert len(await env.store.find(DueScrubs(due_by=now, limit=9))) == 1
@@ -234,8 +234,8 @@ async def test_what_waits_as_long_as_it_may_is_left_alone(env: Context) -> None:
     told_to_wait = DeliveryAttempt(at=now, duration_s=0.1, status=429)
     await keep(
         env.store,
-        a_notice(1, due_at=now + delivery.PUT_OFF_S_MAX),
-        a_notice(2, due_at=now + delivery.RETRY_AFTER_S_MAX, tries=(told_to_wait,)),
+        a_notice(1, due_at=now + webhooks.PUT_OFF_S_MAX),
+        a_notice(2, due_at=now + webhooks.RETRY_AFTER_S_MAX, tries=(told_to_wait,)),
         an_export(due_at=now + limits.EXPORT_CLAIM_S, expires_at=now + 12 * HOUR_S),
         a_deletion_intent(1, due_at=now + limits.SECOND_DELETION_PASS_S, passes_left=1),
         a_deletion_intent(2, due_at=now + limits.TOMBSTONE_TTL_S, passes_left=0),

@@ -83,8 +83,8 @@ async def test_an_export_holds_each_ended_task_once(
     run = await an_ended_run(env)
     export = await asked(env, run, kind)
 
-    (found,) = await exports.due(env, limit=10)
-    outcome = await exports.process(env, found)
+    (due_export,) = await exports.due(env, limit=10)
+    outcome = await exports.process(env, due_export)
 
     assert outcome is Exported.COMPLETED
     current = await now_of(env, export)
@@ -352,14 +352,14 @@ async def test_a_deleted_run_takes_its_exports_along_even_those_in_the_making(
     env: Context, clock: ManualClock
 ) -> None:
     run = await an_ended_run(env)
-    made, waiting = await asked(env, run), await asked(env, run)
-    await exports.process(env, made)
+    first, waiting = await asked(env, run), await asked(env, run)
+    await exports.process(env, first)
 
     await runs.delete_run(env, CALLER, run.job_id, run.run_id)
     await reconcile.delete_due(env)
 
     assert await exports.process(env, waiting) is Exported.FENCED
-    assert [await now_of(env, export) for export in (made, waiting)] == [None, None]
+    assert [await now_of(env, export) for export in (first, waiting)] == [None, None]
     assert await env.blobs.delete_prefix(f"jobs/{run.job_id}/exports") == 0
 
 

@@ -25,13 +25,13 @@ def to_answer(refusal: Refused) -> StoredResponse:
     return StoredResponse(refusal.status, refusal.code)
 
 
-def working(made: list[str]) -> Work:
+def working(calls: list[str]) -> Work:
     """Work that creates its subject, once per subject, as a submit does."""
 
     async def work(subject: str) -> StoredResponse:
         await trio.lowlevel.checkpoint()
-        if subject not in made:
-            made.append(subject)
+        if subject not in calls:
+            calls.append(subject)
         return StoredResponse(201, f"made {subject}")
 
     return work
@@ -46,13 +46,13 @@ def refusing(make: Callable[[], Exception]) -> Work:
 
 
 async def test_the_second_call_hears_the_first_answer_without_any_work(env: Context) -> None:
-    made: list[str] = []
-    first = await run_once_per_key(env, REQUEST, working(made), to_answer)
+    calls: list[str] = []
+    first = await run_once_per_key(env, REQUEST, working(calls), to_answer)
 
     second = await run_once_per_key(env, REQUEST, refusing(AssertionError), to_answer)
 
-    assert first == second == StoredResponse(201, f"made {made[0]}")
-    assert len(made) == 1
+    assert first == second == StoredResponse(201, f"made {calls[0]}")
+    assert len(calls) == 1
 
 
 @pytest.mark.parametrize("when", list(When))
@@ -63,20 +63,20 @@ async def test_a_call_cut_off_anywhere_is_finished_by_the_next_as_the_same_thing
     while goes_on:
         at += 1
         request = replace_key(f"key-{at}")
-        made: list[str] = []
+        calls: list[str] = []
         fault = Fault(at, when)
         heard: list[StoredResponse] = []
 
         try:
             heard.append(
-                await run_once_per_key(with_fault(env, fault), request, working(made), to_answer)
+                await run_once_per_key(with_fault(env, fault), request, working(calls), to_answer)
             )
         except Unavailable:
             clock.advance(limits.IDEMPOTENCY_CLAIM_S + 1)
-        heard.append(await run_once_per_key(env, request, working(made), to_answer))
+        heard.append(await run_once_per_key(env, request, working(calls), to_answer))
 
-        assert len(made) == 1
-        assert set(heard) == {StoredResponse(201, f"made {made[0]}")}
+        assert len(calls) == 1
+        assert set(heard) == {StoredResponse(201, f"made {calls[0]}")}
         goes_on = fault.was_reached
     assert at > 2
 
@@ -87,19 +87,19 @@ def replace_key(key: str) -> Request:
 
 async def test_a_crash_leaves_a_claim_that_lapses(env: Context, clock: ManualClock) -> None:
     """A process that dies cannot let go: its store is gone with the first failure."""
-    made: list[str] = []
+    calls: list[str] = []
     dead = replace(env, store=with_fault(env, Fault(2, When.BEFORE, only="commit")).store)
     with pytest.raises(Unavailable):
-        await run_once_per_key(dead, REQUEST, working(made), to_answer)
+        await run_once_per_key(dead, REQUEST, working(calls), to_answer)
     record = await env.store.read(RecordKey(REQUEST.key_id))
     assert record is not None
     let_go = record.claimed_until == 0.0
 
     clock.advance(limits.IDEMPOTENCY_CLAIM_S + 1)
-    answer = await run_once_per_key(env, REQUEST, working(made), to_answer)
+    answer = await run_once_per_key(env, REQUEST, working(calls), to_answer)
 
     assert not let_go
-    assert made == [record.subject]
+    assert calls == [record.subject]
     assert answer == StoredResponse(201, f"made {record.subject}")
 
 
@@ -130,11 +130,11 @@ async def test_a_final_refusal_is_an_answer_like_any_other(env: Context) -> None
 async def test_anything_but_a_final_answer_releases_the_key(
     env: Context, make: Callable[[], Exception]
 ) -> None:
-    made: list[str] = []
+    calls: list[str] = []
     with pytest.raises(type(make())):
         await run_once_per_key(env, REQUEST, refusing(make), to_answer)
 
-    answer = await run_once_per_key(env, REQUEST, working(made), to_answer)
+    answer = await run_once_per_key(env, REQUEST, working(calls), to_answer)
 
     assert answer.status == 201
 
@@ -149,7 +149,7 @@ async def test_what_went_wrong_first_is_what_the_caller_hears(env: Context) -> N
 
 
 async def test_a_cancelled_call_releases_the_key(env: Context) -> None:
-    made: list[str] = []
+    calls: list[str] = []
 
     async def never(subject: str) -> StoredResponse:
         await trio.sleep_forever()
@@ -163,16 +163,16 @@ async def test_a_cancelled_call_releases_the_key(env: Context) -> None:
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
 
-    assert (await run_once_per_key(env, REQUEST, working(made), to_answer)).status == 201
+    assert (await run_once_per_key(env, REQUEST, working(calls), to_answer)).status == 201
 
 
 async def test_calls_at_the_same_time_do_the_work_once(env: Context) -> None:
-    made: list[str] = []
+    calls: list[str] = []
     heard: list[StoredResponse | KeyInProgress] = []
 
     async def call() -> None:
         try:
-            heard.append(await run_once_per_key(env, REQUEST, working(made), to_answer))
+            heard.append(await run_once_per_key(env, REQUEST, working(calls), to_answer))
         except KeyInProgress as refusal:
             heard.append(refusal)
 
@@ -182,8 +182,8 @@ async def test_calls_at_the_same_time_do_the_work_once(env: Context) -> None:
 
     answers = {answer for answer in heard if isinstance(answer, StoredResponse)}
     waits = [wait.retry_after_s for wait in heard if isinstance(wait, KeyInProgress)]
-    assert answers == {StoredResponse(201, f"made {made[0]}")}
-    assert len(made) == 1
+    assert answers == {StoredResponse(201, f"made {calls[0]}")}
+    assert len(calls) == 1
     assert all(wait is not None and 0 <= wait <= limits.IDEMPOTENCY_CLAIM_S for wait in waits)
 
 
@@ -191,24 +191,24 @@ async def test_calls_at_the_same_time_do_the_work_once(env: Context) -> None:
 async def test_a_key_that_has_expired_is_a_new_key(
     env: Context, clock: ManualClock, early_s: float
 ) -> None:
-    made: list[str] = []
-    await run_once_per_key(env, REQUEST, working(made), to_answer)
+    calls: list[str] = []
+    await run_once_per_key(env, REQUEST, working(calls), to_answer)
 
     clock.advance(limits.IDEMPOTENCY_TTL_S - early_s)
     with trio.fail_after(2):
-        same = await run_once_per_key(env, REQUEST, working(made), to_answer)
+        same = await run_once_per_key(env, REQUEST, working(calls), to_answer)
     clock.advance(early_s + 1)
-    other = await run_once_per_key(env, REQUEST, working(made), to_answer)
+    other = await run_once_per_key(env, REQUEST, working(calls), to_answer)
 
-    assert same == StoredResponse(201, f"made {made[0]}")
-    assert other == StoredResponse(201, f"made {made[1]}")
-    assert len(made) == 2
+    assert same == StoredResponse(201, f"made {calls[0]}")
+    assert other == StoredResponse(201, f"made {calls[1]}")
+    assert len(calls) == 2
 
 
 async def test_a_slow_first_call_and_its_successor_agree_on_the_answer(
     env: Context, clock: ManualClock
 ) -> None:
-    made: list[str] = []
+    calls: list[str] = []
     heard: list[StoredResponse] = []
     go_on = trio.Event()
 
@@ -223,7 +223,7 @@ async def test_a_slow_first_call_and_its_successor_agree_on_the_answer(
         nursery.start_soon(first)
         await trio.testing.wait_all_tasks_blocked()
         clock.advance(limits.IDEMPOTENCY_CLAIM_S + 1)
-        heard.append(await run_once_per_key(env, REQUEST, working(made), to_answer))
+        heard.append(await run_once_per_key(env, REQUEST, working(calls), to_answer))
         go_on.set()
 
-    assert heard == [StoredResponse(201, f"made {made[0]}")] * 2
+    assert heard == [StoredResponse(201, f"made {calls[0]}")] * 2

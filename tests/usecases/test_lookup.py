@@ -41,8 +41,8 @@ async def pages(
     limit: int | None = None,
 ) -> list[list[Task]]:
     walk = lookup.pages_of(env, run, statuses=statuses, after=after, limit=limit)
-    async with aclosing(walk) as found:
-        return [page async for page in found]
+    async with aclosing(walk) as tasks:
+        return [page async for page in tasks]
 
 
 async def test_a_foreign_or_deleted_job_is_no_job(env: Context) -> None:
@@ -65,12 +65,12 @@ async def test_a_foreign_or_deleted_job_is_no_job(env: Context) -> None:
 
 
 async def test_a_deleted_job_is_a_tombstone_for_its_owner_only(env: Context) -> None:
-    kept, gone = await submit(env, 1), await submit(env, 1)
+    remaining, gone = await submit(env, 1), await submit(env, 1)
     await jobs.delete(env, CALLER, gone.job.job_id)
 
     assert await lookup.is_tombstone(env, CALLER, gone.job.job_id)
     assert not await lookup.is_tombstone(env, OTHER_CALLER, gone.job.job_id)
-    assert not await lookup.is_tombstone(env, CALLER, kept.job.job_id)
+    assert not await lookup.is_tombstone(env, CALLER, remaining.job.job_id)
     assert not await lookup.is_tombstone(env, CALLER, "no id")
 
 
@@ -141,9 +141,9 @@ async def test_a_task_is_found_by_its_id_in_any_shard(env: Context) -> None:
     rows = await rows_of(env, accepted.run)
     sharded = replace(env, store=cast("Store", ShardedStore(env.store)))
 
-    found = [await lookup.load_task(sharded, accepted.run, row.task_id) for row in rows]
+    tasks = [await lookup.load_task(sharded, accepted.run, row.task_id) for row in rows]
 
-    assert found == rows
+    assert tasks == rows
     assert len({row.shard for row in rows}) > 1
     for task_id in ("no id", "../x", "0" * len(rows[0].task_id)):
         with pytest.raises(NotFound):
@@ -163,11 +163,11 @@ async def test_totals_are_summed_over_all_shards(env: Context) -> None:
 async def test_a_walk_yields_every_task_once_in_id_order(env: Context, limit: int | None) -> None:
     accepted = await submit(env, 20, is_open=True)
 
-    found = await pages(env, accepted.run, limit=limit)
+    tasks = await pages(env, accepted.run, limit=limit)
 
-    ids = [task.task_id for page in found for task in page]
+    ids = [task.task_id for page in tasks for task in page]
     assert ids == sorted(row.task_id for row in await rows_of(env, accepted.run))
-    assert all(len(page) <= (limit or 20) for page in found)
+    assert all(len(page) <= (limit or 20) for page in tasks)
 
 
 async def test_a_walk_continues_after_the_task_that_it_is_given(env: Context) -> None:
@@ -184,6 +184,6 @@ async def test_a_walk_finds_rare_tasks_and_yields_no_empty_page(env: Context) ->
     await work(env, accepted.run, missing([29]))
     narrow = with_config(env, rows_read_max=3)
 
-    found = await pages(narrow, accepted.run, statuses=frozenset({TaskStatus.FAILED}))
+    tasks = await pages(narrow, accepted.run, statuses=frozenset({TaskStatus.FAILED}))
 
-    assert [[task.index for task in page] for page in found] == [[29]]
+    assert [[task.index for task in page] for page in tasks] == [[29]]

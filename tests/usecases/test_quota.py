@@ -39,7 +39,7 @@ async def begun() -> object:
 
 
 @asynccontextmanager
-async def admitted(quotas: StorageQuotas, *by: Quota) -> AsyncGenerator[None, None]:
+async def admit(quotas: StorageQuotas, *by: Quota) -> AsyncGenerator[None, None]:
     async with quotas.admit(CALLER, by, not_begun, bytes_sent=100):
         yield
 
@@ -100,10 +100,10 @@ async def test_a_caller_at_its_limit_is_refused_and_one_below_it_is_not(
     await work(env, accepted.run, count=1)
 
     with pytest.raises(QuotaExceeded, match=f"quota {quota} is used up"):
-        async with admitted(quotas_of(env, **{quota: limit}), quota):
+        async with admit(quotas_of(env, **{quota: limit}), quota):
             pytest.fail("the request was admitted")
 
-    async with admitted(quotas_of(env, **{quota: limit + 1}), quota):
+    async with admit(quotas_of(env, **{quota: limit + 1}), quota):
         pass
 
 
@@ -111,7 +111,7 @@ async def test_only_the_quotas_of_the_request_refuse_it(env: Context) -> None:
     await submit(env, 1, is_open=True)
     quotas = quotas_of(env, live_runs=9, open_jobs=1)
 
-    async with admitted(quotas, Quota.LIVE_RUNS):
+    async with admit(quotas, Quota.LIVE_RUNS):
         pass
 
 
@@ -131,7 +131,7 @@ async def test_near_a_limit_requests_of_two_processes_are_admitted_one_at_a_time
     async def request(quotas: StorageQuotas) -> None:
         nonlocal together, together_max, refused
         try:
-            async with admitted(quotas, Quota.LIVE_RUNS):
+            async with admit(quotas, Quota.LIVE_RUNS):
                 together += 1
                 together_max = max(together, together_max)
                 await trio.sleep(0.2)
@@ -154,15 +154,15 @@ async def test_a_request_whose_turn_does_not_come_may_try_again(
 ) -> None:
     here, there = quotas_of(env, live_runs=2), quotas_of(env, live_runs=2)
 
-    async with admitted(there, Quota.LIVE_RUNS):
+    async with admit(there, Quota.LIVE_RUNS):
         started_at = trio.current_time()
         with pytest.raises(Conflict) as refusal:
-            async with admitted(here, Quota.LIVE_RUNS):
+            async with admit(here, Quota.LIVE_RUNS):
                 pytest.fail("the request was admitted")
         waited_s = trio.current_time() - started_at
 
     assert (refusal.value.retry_after_s, waited_s) == (1, TURN_S)
-    async with admitted(here, Quota.LIVE_RUNS):
+    async with admit(here, Quota.LIVE_RUNS):
         pass
 
 
@@ -170,11 +170,11 @@ async def test_a_request_that_fails_gives_its_turn_back(env: Context) -> None:
     here, there = quotas_of(env, live_runs=1), quotas_of(env, live_runs=1)
 
     with pytest.raises(ZeroDivisionError):
-        async with admitted(here, Quota.LIVE_RUNS):
+        async with admit(here, Quota.LIVE_RUNS):
             raise ZeroDivisionError
 
     with trio.fail_after(TURN_S / 2):
-        async with admitted(there, Quota.LIVE_RUNS):
+        async with admit(there, Quota.LIVE_RUNS):
             pass
 
 

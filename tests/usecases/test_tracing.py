@@ -19,14 +19,14 @@ class RecordingTracer:
         self.spans.append(span)
 
 
-def traced_world() -> tuple[World, RecordingTracer]:
+def make_traced_world() -> tuple[World, RecordingTracer]:
     world, tracer = make_world(), RecordingTracer()
     env = replace(world.env, tracer=tracer)
     return replace(world.seen_through(env), env=env), tracer
 
 
 async def test_a_request_and_the_run_that_it_created_have_one_trace() -> None:
-    world, tracer = traced_world()
+    world, tracer = make_traced_world()
 
     job = await world.submit(2)
     await world.finish(job)
@@ -39,7 +39,7 @@ async def test_a_request_and_the_run_that_it_created_have_one_trace() -> None:
 
 
 async def test_a_request_that_changes_nothing_is_not_recorded() -> None:
-    world, tracer = traced_world()
+    world, tracer = make_traced_world()
 
     await world.get("/v1/jobs")
 

@@ -184,7 +184,7 @@ async def test_without_a_webhook_there_is_nobody_to_tell_again(env: Context) -> 
 
 
 async def test_the_log_is_paged_without_gaps(env: Context, clock: ManualClock) -> None:
-    job_id, told = await a_told_job(env, runs=5)
+    job_id, events = await a_told_job(env, runs=5)
 
     seen: list[Notice] = []
     cursor = None
@@ -195,6 +195,6 @@ async def test_the_log_is_paged_without_gaps(env: Context, clock: ManualClock) -
             break
 
     assert sorted(seen, key=lambda notice: notice.notice_id) == sorted(
-        told, key=lambda notice: notice.notice_id
+        events, key=lambda notice: notice.notice_id
     )
-    assert [notice.run_id for notice in seen] == sorted((n.run_id for n in told), reverse=True)
+    assert [notice.run_id for notice in seen] == sorted((n.run_id for n in events), reverse=True)

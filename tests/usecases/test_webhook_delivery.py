@@ -13,7 +13,7 @@ from conveyor.domain import limits
 from conveyor.domain.changes import NoticeKey
 from conveyor.domain.ids import NoticeId
 from conveyor.domain.model import Notice, NoticeStatus, Webhook
-from conveyor.domain.webhook.signature import Secret
+from conveyor.domain.webhook import Secret
 from conveyor.engines.system import AesSecretBox
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.webhook_sender import Delivered, Message, NotDelivered

@@ -89,11 +89,11 @@ async def test_callers_have_keys_of_their_own(env: Context) -> None:
 
 
 async def test_a_secret_is_sealed_for_its_caller_and_key(env: Context) -> None:
-    made = await rotate(env, 1)
+    key = await rotate(env, 1)
 
-    assert made.secret.hex() not in made.key.sealed
+    assert key.secret.hex() not in key.key.sealed
     with pytest.raises(CannotUnseal):
-        env.secret_box.unseal(made.key.sealed, place=f"{OTHER_CALLER}|hmac|{made.key.kid}")
+        env.secret_box.unseal(key.key.sealed, place=f"{OTHER_CALLER}|hmac|{key.key.kid}")
 
 
 async def at_once(*calls: Callable[[], Awaitable[object]]) -> list[str]:
@@ -143,7 +143,7 @@ async def test_a_rotation_of_unknown_outcome_is_finished_by_repeating_it(
     with pytest.raises(Unavailable):
         await rotate(with_fault(env, fault), 1)
 
-    made = await rotate(env, 1)
+    key = await rotate(env, 1)
 
     assert await kids(env) == [a_ulid(1)]
-    assert (await webhook.open_secrets(env, CALLER))[0].key == made.secret
+    assert (await webhook.open_secrets(env, CALLER))[0].key == key.secret

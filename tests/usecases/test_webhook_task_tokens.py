@@ -43,7 +43,7 @@ def machine() -> Machine:
 
 
 @pytest.fixture
-def told(env: Context, machine: Machine) -> Context:
+def workflow_env(env: Context, machine: Machine) -> Context:
     """A world with state machines in it."""
     return replace(env, workflows=machine)
 
@@ -63,17 +63,17 @@ async def an_ended_run(env: Context, webhook: Webhook | None = None) -> Accepted
 
 async def callback_of(env: Context, accepted: Accepted) -> Notice:
     page = await webhooks.page(env, CALLER, accepted.job.job_id, cursor=None, limit=10)
-    (found,) = [n for n in page.notices if n.channel is NoticeChannel.STEP_FUNCTIONS]
-    return found
+    (notice,) = [n for n in page.notices if n.channel is NoticeChannel.STEP_FUNCTIONS]
+    return notice
 
 
 async def test_a_completed_run_ends_the_task_well_with_a_summary(
-    told: Context, machine: Machine
+    workflow_env: Context, machine: Machine
 ) -> None:
-    accepted = await an_ended_run(told)
+    accepted = await an_ended_run(workflow_env)
 
-    await deliver_due(told)
-    await deliver_due(told)
+    await deliver_due(workflow_env)
+    await deliver_due(workflow_env)
 
     (heard,) = machine.heard
     summary = msgspec.json.decode(heard.payload)
@@ -82,54 +82,58 @@ async def test_a_completed_run_ends_the_task_well_with_a_summary(
     assert summary["run_id"] == accepted.run.run_id
     assert summary["status"] == "completed"
     assert (summary["stats"]["total"], summary["stats"]["successful"]) == (2, 2)
-    assert (await callback_of(told, accepted)).status is NoticeStatus.DELIVERED
+    assert (await callback_of(workflow_env, accepted)).status is NoticeStatus.DELIVERED
 
 
-async def test_a_stopped_run_ends_the_task_badly(told: Context, machine: Machine) -> None:
-    accepted = await submit(told, 2, task_token=TOKEN)
-    await runs.stop(told, CALLER, accepted.job.job_id)
+async def test_a_stopped_run_ends_the_task_badly(workflow_env: Context, machine: Machine) -> None:
+    accepted = await submit(workflow_env, 2, task_token=TOKEN)
+    await runs.stop(workflow_env, CALLER, accepted.job.job_id)
 
-    await deliver_due(told)
+    await deliver_due(workflow_env)
 
     (heard,) = machine.heard
     assert (heard.is_success, heard.event_type) == (False, "run.stopped")
     assert msgspec.json.decode(heard.payload)["status"] == "stopped"
 
 
-async def test_a_rerun_tells_the_task_nothing(told: Context, machine: Machine) -> None:
-    accepted = await an_ended_run(told)
-    await deliver_due(told)
+async def test_a_rerun_tells_the_task_nothing(workflow_env: Context, machine: Machine) -> None:
+    accepted = await an_ended_run(workflow_env)
+    await deliver_due(workflow_env)
 
-    again = await rerun.rerun(told, CALLER, accepted.job.job_id, run_id=RunId(told.new_id()))
-    await work(told, again.run)
-    await deliver_due(told)
+    again = await rerun.rerun(
+        workflow_env, CALLER, accepted.job.job_id, run_id=RunId(workflow_env.new_id())
+    )
+    await work(workflow_env, again.run)
+    await deliver_due(workflow_env)
 
     assert len(machine.heard) == 1
 
 
-async def test_a_task_that_is_over_is_not_called_again(told: Context, machine: Machine) -> None:
+async def test_a_task_that_is_over_is_not_called_again(
+    workflow_env: Context, machine: Machine
+) -> None:
     machine.answers = [NotDelivered("step_functions:TaskTimedOut", 400, gone=True)]
-    accepted = await an_ended_run(told)
+    accepted = await an_ended_run(workflow_env)
 
-    await deliver_due(told)
+    await deliver_due(workflow_env)
 
-    notice = await callback_of(told, accepted)
+    notice = await callback_of(workflow_env, accepted)
     assert notice.status is NoticeStatus.EXHAUSTED
     assert notice.last_error == "step_functions:TaskTimedOut"
 
 
 async def test_any_other_refusal_is_tried_again_on_the_schedule_of_webhooks(
-    told: Context, machine: Machine, clock: ManualClock
+    workflow_env: Context, machine: Machine, clock: ManualClock
 ) -> None:
     machine.answers = [NotDelivered("step_functions:AccessDeniedException", 400)]
-    accepted = await an_ended_run(told)
+    accepted = await an_ended_run(workflow_env)
 
-    await deliver_due(told)
-    await deliver_due(told)
+    await deliver_due(workflow_env)
+    await deliver_due(workflow_env)
     clock.advance(6)
-    await deliver_due(told)
+    await deliver_due(workflow_env)
 
-    notice = await callback_of(told, accepted)
+    notice = await callback_of(workflow_env, accepted)
     assert [attempt.error for attempt in notice.tries] == [
         "step_functions:AccessDeniedException",
         None,
@@ -138,58 +142,60 @@ async def test_any_other_refusal_is_tried_again_on_the_schedule_of_webhooks(
 
 
 async def test_a_webhook_that_fails_does_not_hold_up_the_task(
-    told: Context, machine: Machine
+    workflow_env: Context, machine: Machine
 ) -> None:
-    accepted = await an_ended_run(told, HOOK)
+    accepted = await an_ended_run(workflow_env, HOOK)
 
-    await deliver_due(told, Receiver([NotDelivered("http_5xx:500", 500)]))
+    await deliver_due(workflow_env, Receiver([NotDelivered("http_5xx:500", 500)]))
 
     assert len(machine.heard) == 1
-    assert (await callback_of(told, accepted)).status is NoticeStatus.DELIVERED
+    assert (await callback_of(workflow_env, accepted)).status is NoticeStatus.DELIVERED
 
 
 async def test_a_task_that_cannot_be_told_does_not_hold_up_the_webhook(
-    told: Context, machine: Machine
+    workflow_env: Context, machine: Machine
 ) -> None:
     machine.answers = [NotDelivered("transport_error:step functions")]
     receiver = Receiver([Delivered(200)])
-    await an_ended_run(told, HOOK)
+    await an_ended_run(workflow_env, HOOK)
 
-    await deliver_due(told, receiver)
+    await deliver_due(workflow_env, receiver)
 
     assert len(receiver.heard) == 1
 
 
 async def test_removing_the_webhook_leaves_the_task_to_be_told(
-    told: Context, machine: Machine
+    workflow_env: Context, machine: Machine
 ) -> None:
-    accepted = await an_ended_run(told, HOOK)
+    accepted = await an_ended_run(workflow_env, HOOK)
 
-    await webhooks.remove(told, CALLER, accepted.job.job_id)
-    await deliver_due(told)
+    await webhooks.remove(workflow_env, CALLER, accepted.job.job_id)
+    await deliver_due(workflow_env)
 
     assert len(machine.heard) == 1
 
 
-async def test_a_task_can_be_told_again_by_hand(told: Context, machine: Machine) -> None:
+async def test_a_task_can_be_told_again_by_hand(workflow_env: Context, machine: Machine) -> None:
     machine.answers = [NotDelivered("step_functions:InvalidToken", 400, gone=True)]
-    accepted = await an_ended_run(told)
-    await deliver_due(told)
-    notice = await callback_of(told, accepted)
+    accepted = await an_ended_run(workflow_env)
+    await deliver_due(workflow_env)
+    notice = await callback_of(workflow_env, accepted)
 
-    await webhooks.redeliver(told, CALLER, accepted.job.job_id, notice.notice_id)
-    await deliver_due(told)
+    await webhooks.redeliver(workflow_env, CALLER, accepted.job.job_id, notice.notice_id)
+    await deliver_due(workflow_env)
 
-    assert (await callback_of(told, accepted)).status is NoticeStatus.DELIVERED
+    assert (await callback_of(workflow_env, accepted)).status is NoticeStatus.DELIVERED
 
 
 async def test_the_token_is_sealed_on_the_job_and_nowhere_else(
-    told: Context, machine: Machine
+    workflow_env: Context, machine: Machine
 ) -> None:
-    accepted = await an_ended_run(told)
+    accepted = await an_ended_run(workflow_env)
 
-    job = await told.store.read(JobKey(accepted.job.job_id))
-    notice = await told.store.read(NoticeKey((await callback_of(told, accepted)).notice_id))
+    job = await workflow_env.store.read(JobKey(accepted.job.job_id))
+    notice = await workflow_env.store.read(
+        NoticeKey((await callback_of(workflow_env, accepted)).notice_id)
+    )
 
     assert job is not None
     assert job.task_token_sealed is not None
@@ -197,30 +203,30 @@ async def test_the_token_is_sealed_on_the_job_and_nowhere_else(
 
 
 async def test_a_deleted_job_forgets_its_token_and_tells_nobody(
-    told: Context, machine: Machine
+    workflow_env: Context, machine: Machine
 ) -> None:
-    accepted = await an_ended_run(told)
+    accepted = await an_ended_run(workflow_env)
 
-    await jobs.delete(told, CALLER, accepted.job.job_id)
-    await deliver_due(told)
+    await jobs.delete(workflow_env, CALLER, accepted.job.job_id)
+    await deliver_due(workflow_env)
 
-    job = await told.store.read(JobKey(accepted.job.job_id))
+    job = await workflow_env.store.read(JobKey(accepted.job.job_id))
     assert machine.heard == []
     assert job is not None
     assert job.task_token_sealed is None
 
 
 async def test_a_token_that_cannot_be_unsealed_is_waited_for(
-    told: Context, machine: Machine
+    workflow_env: Context, machine: Machine
 ) -> None:
-    accepted = await an_ended_run(told)
-    foreign = told.secret_box.seal(b"{}", place="elsewhere")
-    notice = await callback_of(told, accepted)
+    accepted = await an_ended_run(workflow_env)
+    foreign = workflow_env.secret_box.seal(b"{}", place="elsewhere")
+    notice = await callback_of(workflow_env, accepted)
     job = msgspec.structs.replace(accepted.job, task_token_sealed=foreign)
     ready = webhook.DueDelivery(notice, webhook.TaskToken(foreign), job)
 
-    await webhook.deliver(told, Receiver([]), ready)
+    await webhook.deliver(workflow_env, Receiver([]), ready)
 
-    waiting = await callback_of(told, accepted)
+    waiting = await callback_of(workflow_env, accepted)
     assert machine.heard == []
     assert (waiting.status, waiting.last_error) == (NoticeStatus.DUE, "task_token_unavailable")

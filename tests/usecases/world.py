@@ -54,7 +54,7 @@ class SignalLog:
 
     said: list[tuple[str, RunId]] = field(default_factory=list)
 
-    async def run_changed(self, job_id: JobId, run_id: RunId) -> None:
+    async def run_changed(self, job_id: JobId, run_id: RunId, tasks: int = 0) -> None:
         self.said.append(("run_changed", run_id))
 
     async def batch_opened(self, job_id: JobId, run_id: RunId) -> None:

@@ -58,11 +58,12 @@ from conveyor.domain.errors import InvalidArgument, NotFound, Refused
 from conveyor.domain.idempotency import Fingerprint
 from conveyor.domain.quota import QuotaExceeded
 from conveyor.http_client.large_bodies import Decoding
+from conveyor.logs import REQUEST_ID
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.tracer import SpanKind, SpanRecord
 from conveyor.ports.webhook_sender import WebhookSender
 from conveyor.schemas.requests import escape_pointer
-from conveyor.telemetry import REQUEST_ID, Metrics
+from conveyor.telemetry import Metrics
 from conveyor.usecases.context import Context
 from conveyor.usecases.idempotency import (
     ResponseSealer,

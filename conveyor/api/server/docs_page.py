@@ -68,16 +68,22 @@ def read_file(name: str) -> bytes:
     return (_FILES / name).read_bytes()
 
 
-@cache
-def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(_FILES),
+def make_environment(templates: Path) -> Environment:
+    """Returns an environment that escapes every value and refuses undefined names. The dashboard
+    has its own templates in another one."""
+    return Environment(
+        loader=FileSystemLoader(templates),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         auto_reload=False,
     )
+
+
+@cache
+def _environment() -> Environment:
+    environment = make_environment(_FILES)
     environment.filters |= {
         "access": _access,
         "curl": _curl,

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import ipaddress
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 import trio
@@ -24,6 +24,10 @@ BURST_S = 5.0
 CALLER_S = 3600.0
 # An audit reads every row of a run. More audits at the same time would delay other requests.
 AUDITS_MAX = 2
+# A page of results may read thousands of rows. Of one caller so many are read at the same time, of
+# all callers PAGES_MAX; others wait for their turn. More would delay every other request.
+CALLER_PAGES_MAX = 2
+PAGES_MAX = 4
 # The Retry-After values of the refusals.
 AUDIT_RETRY_S = 5.0
 STREAM_RETRY_S = 30.0
@@ -75,6 +79,8 @@ class RequestQuotas:
     _buckets: dict[tuple[Quota, str], TokenBucket] = field(default_factory=dict)
     _held: Counter[tuple[Quota, str]] = field(default_factory=Counter)
     _audits_count: int = 0
+    _pages: trio.Semaphore = field(default_factory=lambda: trio.Semaphore(PAGES_MAX))
+    _caller_pages: dict[CallerId, trio.Semaphore] = field(default_factory=dict)
     _callers: dict[str, dict[CallerId, float]] = field(default_factory=dict)
     _pruned_at: float = 0.0
 
@@ -110,6 +116,19 @@ class RequestQuotas:
         finally:
             self._audits_count -= 1
             held.release()
+
+    @asynccontextmanager
+    async def turn_to_page(self, caller: CallerId) -> AsyncGenerator[None, None]:
+        """Waits until the caller may have another page of results read. Turns come in the order of
+        the requests."""
+        turns = self._caller_pages.setdefault(caller, trio.Semaphore(CALLER_PAGES_MAX))
+        try:
+            # The caller's turn first: a place of all callers is never held by one that waits.
+            async with turns, self._pages:
+                yield
+        finally:
+            if turns.value == CALLER_PAGES_MAX and not turns.statistics().tasks_waiting:
+                self._caller_pages.pop(caller, None)
 
     def held_count(self, quota: Quota, name: str) -> int:
         return self._held[quota, name]

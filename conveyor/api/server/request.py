@@ -25,7 +25,6 @@ import msgspec
 import trio
 from quart import Request
 
-from conveyor.api.run_figures import RunFigures
 from conveyor.api.server.auth import Authenticator, Principal
 from conveyor.api.server.problem import LengthRequired, TooLarge, TooSlow, UnsupportedMedia
 from conveyor.api.server.quota import RequestQuotas
@@ -39,6 +38,7 @@ from conveyor.ports.webhook_sender import WebhookSender
 from conveyor.telemetry import Metrics
 from conveyor.usecases.context import Context
 from conveyor.usecases.quota import StorageQuotas
+from conveyor.usecases.run.run_progress import RunFigures
 
 JSON = "application/json"
 # The longest download of one body. A slow client must not hold a connection for ever.

@@ -131,7 +131,7 @@ def resume(session: Session, job: str, as_json: bool) -> None:
 )
 @click.option("--reason", metavar="REASON,...", help="Of those, only tasks that failed so.")
 @click.option("--host", metavar="HOST,...", help="Of those, only pages of these hosts.")
-@click.option("--dry-run", is_flag=True, help="Only tell what would happen.")
+@click.option("--dry-run", is_flag=True, help="Only show what would happen.")
 @click.option("--watch", is_flag=True, help="Stay and watch the run to its end.")
 @json_option
 @click.pass_obj
@@ -206,7 +206,9 @@ def _is_sure(session: Session, job: str) -> bool:
     except click.Abort:
         if sys.stdin.isatty():
             raise
-        raise click.ClickException("Nobody is there to be asked: say --yes.") from None
+        raise click.ClickException(
+            "There is no terminal to ask for confirmation: give --yes."
+        ) from None
 
 
 def _answer_run(session: Session, run: RunResponse, *, as_json: bool) -> None:

@@ -139,9 +139,7 @@ def watch_run(session: Session, run: RunResponse, *, as_json: bool) -> int:
                 run_id=run.run_id,
             )
     except KeyboardInterrupt:
-        session.remark(
-            f"The job goes on without you; `conveyor jobs watch {run.job_id}` looks again."
-        )
+        session.remark(f"The job continues; `conveyor jobs watch {run.job_id}` watches it again.")
         sys.exit(EXIT_INTERRUPTED)
     session.answer(run, outcome_table(run), as_json=as_json)
     is_good = run.status is RunStatus.COMPLETED and not run.stats.failed

@@ -109,9 +109,11 @@ def download(session: Session, job: str, output: Path, run_id: str | None, as_js
     text = f"{counted(files, 'page')} and {LIST_NAME} are in {output}/"
     session.answer(Summary(job, run.run_id, len(lines), files, missing), text, as_json=as_json)
     if not run.terminal:
-        session.remark("The run has not ended: this is what it had so far.")
+        session.remark("The run has not ended: these are its results so far.")
     if missing:
-        session.remark(f"{counted(missing, 'page')} could not be had; {LIST_NAME} tells which.")
+        session.remark(
+            f"{counted(missing, 'page')} could not be downloaded; {LIST_NAME} lists them."
+        )
         sys.exit(EXIT_SOME_MISSING)
 
 

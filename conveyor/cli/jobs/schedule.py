@@ -46,7 +46,7 @@ _OPTIONS = (
         metavar="ZONE",
         default="UTC",
         show_default=True,
-        help="Where --at and --cron tell the time, like Europe/Berlin.",
+        help="The time zone of --at and --cron, such as Europe/Berlin.",
     ),
     click.option(
         "--overlap",

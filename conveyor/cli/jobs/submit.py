@@ -24,6 +24,7 @@ from conveyor.cli.scrape.command import (
 from conveyor.cli.scrape.inputs import read_pages
 from conveyor.cli.scrape.pages import Page
 from conveyor.domain import limits
+from conveyor.domain.submit.scraper_params import REMOTE_SUPPORT
 from conveyor.sdk import ApiError, SubmitJobRequest, TaskInput, WebhookInput
 
 
@@ -63,14 +64,18 @@ class _Options(ScheduleOptions, LimitOptions, _Input):
 @click.option("--name", help="What to call the job.")
 @click.option("--external-id", help="Your own id for the job.")
 @click.option("--open", "is_open", is_flag=True, help="More tasks will come, with `jobs add`.")
-@click.option("--webhook", metavar="URL", help="Tell this address when the run has ended.")
-@click.option("--sign", is_flag=True, help="Sign what it is told; see `conveyor webhooks rotate`.")
+@click.option(
+    "--webhook", metavar="URL", help="Send an event to this address when the run has ended."
+)
+@click.option("--sign", is_flag=True, help="Sign the events; see `conveyor webhooks rotate`.")
 @click.option(
     "--max-inflight",
     type=click.IntRange(1, limits.MAX_INFLIGHT_MAX),
     help="Pages in flight at once.",
 )
-@click.option("--attempts", type=click.IntRange(1, limits.MAX_ATTEMPTS_MAX), help="Tries per page.")
+@click.option(
+    "--attempts", type=click.IntRange(1, limits.MAX_ATTEMPTS_MAX), help="Attempts per page."
+)
 @click.option(
     "--priority",
     type=click.IntRange(1, limits.PRIORITY_MAX),
@@ -78,7 +83,7 @@ class _Options(ScheduleOptions, LimitOptions, _Input):
     show_default=True,
     help="The job's weight among yours.",
 )
-@click.option("--dry-run", "is_dry", is_flag=True, help="Only tell what would happen.")
+@click.option("--dry-run", "is_dry", is_flag=True, help="Only show what would happen.")
 @schedule_options
 @limit_options
 @click.option("--watch", is_flag=True, help="Stay and watch the run to its end.")
@@ -184,7 +189,7 @@ def _task_from(page: Page) -> TaskInput:
 
 def _lines_of(sources: Sequence[str], options: _Input) -> list[Page]:
     """Returns the pages. The server judges the URLs; what is no line at all is refused here."""
-    pages = read_pages(sources, input_options_from(options), None).pages
+    pages = read_pages(sources, input_options_from(options), None, REMOTE_SUPPORT).pages
     if not pages:
         raise click.ClickException(f"{sources[0]} holds no URL. Give one a line.")
     bad = [page for page in pages if page.flaw is not None and not page.url]

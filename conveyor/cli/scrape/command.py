@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from conveyor.cli.scrape.inputs import InputOptions, PageList
     from conveyor.cli.scrape.options import ScrapeOptions
     from conveyor.config import Settings
+    from conveyor.domain.submit.scraper_params import GatewaySupport
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -61,9 +62,11 @@ def _pairs(sign: str, form: str) -> Callable[[click.Context, click.Parameter, An
 
 
 def _method(_: click.Context, option: click.Parameter, value: str | None) -> str | None:
+    from conveyor.cli.scrape.inputs import DIRECT_METHODS
+
     method = None if value is None else value.upper()
-    if method not in {None, "GET", "POST"}:
-        raise click.BadParameter("Only GET and POST fetch pages.", param=option)
+    if method is not None and method not in DIRECT_METHODS:
+        raise click.BadParameter(f"is one of {', '.join(DIRECT_METHODS)}.", param=option)
     return method
 
 
@@ -105,7 +108,7 @@ input_options = _grouped(
     click.option("--url-column", metavar="COLUMN", help="CSV column of the URL: name or number."),
     click.option("--id-column", metavar="COLUMN", help="CSV column of the id: name or number."),
     click.option("--delimiter", metavar="SIGN", help="CSV delimiter; by default a guess."),
-    click.option("--skip-invalid", is_flag=True, help="Go on without lines that are no pages."),
+    click.option("--skip-invalid", is_flag=True, help="Skip lines that are no pages."),
 )
 
 request_options = _grouped(
@@ -120,9 +123,13 @@ request_options = _grouped(
     click.option("-A", "--user-agent", metavar="TEXT", help="Send this User-Agent."),
     click.option("-b", "--cookie", metavar="NAME=VALUE", multiple=True, help="Send this cookie."),
     click.option(
-        "-X", "--method", metavar="GET|POST", callback=_method, help="Method of every request."
+        "-X",
+        "--method",
+        metavar="METHOD",
+        callback=_method,
+        help="Of every request: GET, POST, HEAD, ...",
     ),
-    click.option("-d", "--data", metavar="TEXT", help="Body, or @FILE; implies POST."),
+    click.option("-d", "--data", metavar="TEXT", help="Body, or @FILE; by default with POST."),
     click.option(
         "--param",
         metavar="KEY=VALUE",
@@ -155,21 +162,21 @@ fetch_options = _grouped(
     click.option(
         "--rate",
         type=click.FloatRange(limits.HOST_RATE_MIN, limits.HOST_RATE_MAX),
-        help="Pages of one host begun in a second.",
+        help="Pages of one host that start in a second.",
     ),
     click.option(
         "--attempts",
         type=click.IntRange(1, limits.MAX_ATTEMPTS_MAX),
         default=limits.MAX_ATTEMPTS,
         show_default=True,
-        help="Tries per page.",
+        help="Attempts per page.",
     ),
     click.option(
         "--timeout",
         type=click.FloatRange(0.1, limits.SCRAPE_DEADLINE_S),
         default=TIMEOUT_S,
         show_default=True,
-        help="Seconds for one try of a page.",
+        help="Seconds for one attempt at a page.",
     ),
     click.option("--max-bytes", metavar="SIZE", callback=_bytes, help="Largest page; 25M."),
     click.option(
@@ -275,7 +282,7 @@ def _run(
         and not arguments["data_dir"]
     ):
         raise click.UsageError("Give a FILE with one URL a line, - for standard input, or URLs.")
-    options = options_from(arguments)
+    options = options_from(settings, arguments)
     if arguments["insecure"]:
         display.say("Warning: --insecure accepts any certificate, so pages may come from anyone.")
     page_list = None
@@ -316,9 +323,16 @@ def headers_from(arguments: Mapping[str, Any]) -> dict[str, str]:
     return headers
 
 
-def options_from(arguments: Mapping[str, Any]) -> ScrapeOptions:
+def _support(settings: Settings) -> GatewaySupport:
+    from conveyor.bootstrap.scrape import DIRECT
+    from conveyor.domain.submit.scraper_params import DIRECT_SUPPORT, REMOTE_SUPPORT
+
+    return DIRECT_SUPPORT if settings.gateway_url == DIRECT else REMOTE_SUPPORT
+
+
+def options_from(settings: Settings, arguments: Mapping[str, Any]) -> ScrapeOptions:
     from conveyor.cli.scrape.options import PageFormat, ScrapeOptions
-    from conveyor.cli.scrape.page_names import BadPattern, check_pattern
+    from conveyor.cli.scrape.page_writer import BadPattern, check_pattern
     from conveyor.domain.submit.scraper_params import InvalidParam, check_params
 
     headers = headers_from(arguments)
@@ -326,6 +340,7 @@ def options_from(arguments: Mapping[str, Any]) -> ScrapeOptions:
     try:
         check_pattern(arguments["name"])
         checked = check_params(params)
+        _support(settings).check(checked.values)
     except (BadPattern, InvalidParam) as error:
         raise click.UsageError(str(error)) from None
     return ScrapeOptions(
@@ -358,15 +373,23 @@ def _given_fields(ctx: click.Context) -> frozenset[str]:
     )
 
 
-def input_options_from(arguments: Mapping[str, Any]) -> InputOptions:
-    from conveyor.cli.scrape.inputs import InputOptions
+def input_options_from(arguments: Mapping[str, Any], *, is_direct: bool = False) -> InputOptions:
+    from conveyor.cli.scrape.inputs import (
+        BODYLESS_METHODS,
+        DIRECT_METHODS,
+        GATEWAY_METHODS,
+        InputOptions,
+    )
     from conveyor.domain.model import ListFormat
 
     body, method = _data(arguments.get("data")), arguments.get("method")
     if body is not None and method is None:
         method = "POST"
-    if body is not None and method == "GET":
-        raise click.UsageError("--data needs --method POST.")
+    if body is not None and method in BODYLESS_METHODS:
+        raise click.UsageError(f"A {method} has no body: --data needs another --method.")
+    methods = DIRECT_METHODS if is_direct else GATEWAY_METHODS
+    if method is not None and method not in methods:
+        raise click.UsageError(f"--method {method}: jobs and gateways take only GET and POST.")
     list_format = arguments["input_format"]
     return InputOptions(
         format=None if list_format is None else ListFormat(list_format),
@@ -376,6 +399,7 @@ def input_options_from(arguments: Mapping[str, Any]) -> InputOptions:
         method=method,
         body=body,
         content_type=None if body is None else _content_type(body),
+        methods=methods,
     )
 
 
@@ -406,8 +430,9 @@ def _read(
     targets = TargetPolicy(allow_private=settings.allow_private_targets) if is_direct else None
     page_list = read_pages(
         sources,
-        input_options_from(arguments),
+        input_options_from(arguments, is_direct=is_direct),
         targets,
+        _support(settings),
         lambda count: display.phase(f"Reading {sources[0]}: {count:,} lines"),
     )
     name = "standard input" if sources[0] == "-" else sources[0]
@@ -456,8 +481,11 @@ def _proxies(texts: Sequence[str]) -> list[str]:
             continue
         try:
             lines = Path(text).read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise click.UsageError(f"--proxy {text} is neither a URL nor a file: {error}") from None
+        except OSError as error:
+            cause = f"is neither a URL nor a file that can be read: {error.strerror}"
+            raise click.UsageError(f"--proxy {text} {cause}.") from None
+        except UnicodeDecodeError:
+            raise click.UsageError(f"--proxy {text} is no text file.") from None
         words = (line.strip() for line in lines)
         proxies += [word for word in words if word and not word.startswith("#")]
     for text in proxies:

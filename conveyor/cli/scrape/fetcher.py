@@ -11,7 +11,6 @@ from conveyor.cli.scrape.options import ScrapeOptions
 from conveyor.cli.scrape.page_writer import PageWriter, Settle
 from conveyor.cli.scrape.pages import Answer, Page
 from conveyor.domain import limits
-from conveyor.domain.model import Method
 from conveyor.ports.gateway import (
     Contact,
     Gateway,
@@ -68,7 +67,7 @@ class Fetcher:
         page, options = self._pages[index], self._options
         return ScrapeRequest(
             url=page.url,
-            method=Method(page.method),
+            method=page.method,
             params={**self._params, **page.params} if page.params else self._params,
             headers={**self._headers, **page.headers} if page.headers else self._headers,
             body=page.body,
@@ -92,7 +91,7 @@ def robots_request(url: str, options: ScrapeOptions, bytes_max: int) -> ScrapeRe
     names = {name.lower(): value for name, value in options.headers.items()}
     return ScrapeRequest(
         url=url,
-        method=Method.GET,
+        method="GET",
         params={},
         headers={"User-Agent": names.get("user-agent", USER_AGENT)},
         body=None,

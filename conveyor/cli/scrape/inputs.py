@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import csv
+import errno
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,9 +16,10 @@ import msgspec
 
 from conveyor.cli.scrape.pages import Page, request_key
 from conveyor.domain.errors import ConveyorError
-from conveyor.domain.model import Column, ListFormat, ListSpec
+from conveyor.domain.model import Column, ListFormat, ListSpec, Method
 from conveyor.domain.submit.admission import Refusal, TaskDraft, check_task
 from conveyor.domain.submit.list_parser import Line, ListReader, ListUnusable
+from conveyor.domain.submit.scraper_params import GatewaySupport
 from conveyor.domain.submit.target import BadUrl, Target, TargetPolicy, parse_url
 
 PIECE_BYTES = 256 * 1024
@@ -33,6 +35,10 @@ _SUFFIXES = {
 # Names of a CSV column that has the URLs, if the caller names none.
 _URL_COLUMNS = ("url", "urls", "link", "href", "address", "website")
 _GZIP = b"\x1f\x8b"
+# The methods of a job and of a gateway, and those of a direct fetch.
+GATEWAY_METHODS = tuple(Method)
+DIRECT_METHODS = (*GATEWAY_METHODS, "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS")
+BODYLESS_METHODS = frozenset({"GET", "HEAD"})
 
 
 class BadList(ConveyorError):
@@ -50,6 +56,7 @@ class InputOptions:
     method: str | None = None
     body: bytes | None = None
     content_type: str | None = None
+    methods: Collection[str] = GATEWAY_METHODS
 
 
 @dataclass(slots=True)
@@ -77,11 +84,12 @@ def read_pages(
     sources: Sequence[str],
     options: InputOptions,
     targets: TargetPolicy | None,
+    support: GatewaySupport,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> PageList:
     """Reads all sources in order. A bad line becomes a page with a flaw."""
     page_list = PageList()
-    reader = _Lines(options, targets)
+    reader = _Lines(options, targets, support)
     for source in sources:
         drafts = _drafts(source, options)
         for line in drafts:
@@ -95,9 +103,12 @@ def read_pages(
 class _Lines:
     """Checks lines. Most have only a URL, which takes the short path."""
 
-    def __init__(self, options: InputOptions, targets: TargetPolicy | None) -> None:
+    def __init__(
+        self, options: InputOptions, targets: TargetPolicy | None, support: GatewaySupport
+    ) -> None:
         self._options = options
         self._targets = targets
+        self._support = support
         self._allowed: set[tuple[str, int]] = set()
 
     def page_from(self, line: Line) -> tuple[Page, str]:
@@ -140,20 +151,21 @@ class _Lines:
     def _checked(self, number: int, draft: TaskDraft) -> tuple[Page, str]:
         options = self._options
         given_id = draft.external_id
-        if draft.method is None and options.method is not None:
-            draft = msgspec.structs.replace(draft, method=options.method)
-        draft = msgspec.structs.replace(draft, external_id=None)
-        spec, secrets = check_task(number, draft, {}, self._targets)
+        method = self._method(draft)
+        # Jobs know only GET and POST. The other methods differ in whether they may have a body.
+        known = Method.GET if method in BODYLESS_METHODS else Method.POST
+        draft = msgspec.structs.replace(draft, external_id=None, method=known)
+        spec, secrets = check_task(number, draft, {}, self._targets, self._support)
         target = parse_url(spec.url)
         assert isinstance(target, Target)
         body = secrets.body if secrets else None
         content_type = secrets.content_type if secrets else None
-        if body is None and spec.method == "POST":
+        if body is None and method not in BODYLESS_METHODS:
             body, content_type = options.body, options.content_type
         page = Page(
             spec.url,
             id=None if given_id is None else str(given_id)[:ID_CHARS_MAX],
-            method=spec.method,
+            method=method,
             headers=secrets.headers if secrets else None,
             body=body,
             content_type=content_type,
@@ -161,6 +173,13 @@ class _Lines:
             line=number,
         )
         return page, sys.intern(target.host)
+
+    def _method(self, draft: TaskDraft) -> str:
+        name = self._options.method if draft.method is None else draft.method
+        method = "GET" if name is None else str(name).upper()
+        if method not in self._options.methods:
+            raise Refusal("unsupported_method", str(name)[:20])
+        return method
 
 
 def _drafts(source: str, options: InputOptions) -> Iterator[Line]:
@@ -171,7 +190,8 @@ def _drafts(source: str, options: InputOptions) -> Iterator[Line]:
         with sys.stdin.buffer if source == "-" else Path(source).open("rb") as file:
             yield from _lines_in(file, source, options)
     except OSError as error:
-        raise BadList(f"Cannot read {source}: {error.strerror}.") from None
+        hint = " A URL begins with http:// or https://." if error.errno == errno.ENOENT else ""
+        raise BadList(f"Cannot read {source}: {error.strerror}.{hint}") from None
     except ListUnusable as error:
         raise BadList(f"{source}: {error}") from None
 

@@ -40,8 +40,7 @@ from conveyor.cli.scrape.folder import (
 from conveyor.cli.scrape.helpers import Helper, HelperSide, fork_helper
 from conveyor.cli.scrape.inputs import PageList, find_duplicates, hosts_of
 from conveyor.cli.scrape.options import PageFormat, ScrapeOptions
-from conveyor.cli.scrape.page_names import make_namer
-from conveyor.cli.scrape.page_writer import Format, PageWriter, open_format
+from conveyor.cli.scrape.page_writer import Format, PageWriter, make_namer, open_format
 from conveyor.cli.scrape.pages import (
     Answer,
     Page,

@@ -44,7 +44,8 @@ class Ending(Enum):
 
 
 class Progress:
-    """What the display shows. Counts of pages include those of earlier commands."""
+    """What the display shows. Counts of pages include those of earlier commands, except `fetched`:
+    the pages of this command that a site was asked for."""
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -190,6 +191,7 @@ class Scraper:
                 lines.append(line)
             # After the decision: it may have paused the host.
             self.hosts.end(answer.index, now)
+        self.progress.fetched += len(lines)
         if lines:
             self._finish(lines)
         self._wake(len(answers))
@@ -254,6 +256,7 @@ class Scraper:
                 lines.append(
                     self._failed_line(Answer(index, 0.0, error="worker_crashed", detail=detail))
                 )
+        self.progress.fetched += len(lines)
         if lines:
             self._finish(lines)
         self._wake(len(indices))
@@ -261,7 +264,6 @@ class Scraper:
     def _finish(self, lines: Sequence[ResultLine]) -> None:
         self._folder.append(lines)
         self._left -= len(lines)
-        self.progress.fetched += len(lines)
         for line in lines:
             self.count(line)
         if self.is_over:

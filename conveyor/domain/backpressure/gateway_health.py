@@ -11,7 +11,8 @@ failure is in doubt: the task is deferred, and later calls decide.
   is down.
 - If several targets fail in a row and no call is answered, the gateway is down and the circuit
   opens.
-- If the same few targets fail and no other target is called, they are at fault after some time.
+- If the same few targets fail and no other target is called, they are at fault after some time:
+  soon if all were at fault before, otherwise after longer than most outages last.
 
 One `GatewayHealth` covers the calls of one caller, so that the targets of one caller cannot stop
 the calls of another. It is a value: each operation returns the next one. Time and randomness are
@@ -33,9 +34,9 @@ UNREACHABLE_TO_OPEN = 3
 # by chance once in 170,000 calls.
 FAILURES_TO_OPEN = 10
 TARGETS_TO_OPEN = 3
-# One or two targets stay in doubt this long if the gateway answered within LATELY_S before. Targets
-# that were at fault before are not counted.
-DOUBT_S_ANSWERED = 15.0
+# Targets that were all at fault before stay in doubt this long if the gateway answered within
+# LATELY_S before: the last pages of a run. With a target that never was, the gateway may be down.
+DOUBT_S_AGAIN = 15.0
 LATELY_S = 60.0
 # Up to FEW_TARGETS stay in doubt this long if no other call was answered: twice the time of a long
 # restart of a gateway.
@@ -206,7 +207,7 @@ def _is_time_up(health: GatewayHealth, now: float) -> bool:
     """Whether targets that failed for so long, without calls to others, count as at fault."""
     streak = health.streak
     failing_s = now - streak.began_at
-    if len(streak.suspects) < TARGETS_TO_OPEN and failing_s >= DOUBT_S_ANSWERED:
+    if not streak.suspects and failing_s >= DOUBT_S_AGAIN:
         answered_at = health.spans[-1][1] if health.spans else float("-inf")
         if answered_at >= streak.began_at - LATELY_S:
             return True

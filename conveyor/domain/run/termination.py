@@ -50,7 +50,7 @@ from conveyor.domain.model import (
     RunFailure,
     Totals,
 )
-from conveyor.domain.webhook.delivery import run_facts, run_payload, task_summary
+from conveyor.domain.webhook import run_facts, run_payload, task_summary
 
 _EVENT_OF = {
     RunEvent.COMPLETED: EventType.RUN_COMPLETED,

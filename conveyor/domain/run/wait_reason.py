@@ -69,7 +69,9 @@ class RunReport(msgspec.Struct, frozen=True, omit_defaults=True):
 class WorkerReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """The report of one running worker: its slots, and the slots in use.
 
-    The other fields are for `conveyor ps`. A worker of an earlier release does not report them.
+    `usable` is the number of slots that the callers with tasks can hold: a part of the slots is
+    kept for the next caller. The other fields are for people. A worker of an earlier release
+    reports none of them.
     """
 
     capacity: int
@@ -77,6 +79,12 @@ class WorkerReport(msgspec.Struct, frozen=True, omit_defaults=True):
     worker: str = ""
     release: str = ""
     draining: bool = False
+    usable: int = 0
+
+    @property
+    def usable_slots(self) -> int:
+        """At least the slots in use: a caller that has gone leaves more behind for a moment."""
+        return max(self.usable, self.inflight) if self.usable else self.capacity
 
 
 class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,7 +166,7 @@ def _cause(facts: RunFacts) -> WaitReason | None:
 
 
 def _detail(facts: RunFacts, reason: WaitReason) -> str:
-    slots = sum(worker.capacity for worker in facts.workers)
+    slots = sum(worker.usable_slots for worker in facts.workers)
     busy = sum(worker.inflight for worker in facts.workers)
     retrying = f"{facts.totals.retrying:,} of {facts.left:,} tasks wait for their next try"
     return {
@@ -181,7 +189,8 @@ def _detail(facts: RunFacts, reason: WaitReason) -> str:
 def eta_s(facts: RunFacts) -> float | None:
     """Seconds until the remaining tasks are done at the recent rate; None if unknown."""
     rate = facts.rate_per_s
-    if any(report.reason in OUTAGES for report in facts.sightings):
+    # What stops the whole run: the recent rate only fades.
+    if any(report.reason in (*OUTAGES, WaitReason.BUDGET) for report in facts.sightings):
         return None
     if (
         not accepts_settles(facts.run)

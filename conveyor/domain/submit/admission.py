@@ -60,6 +60,7 @@ from conveyor.domain.model import (
 )
 from conveyor.domain.submit.scraper_params import (
     NOT_WITH_POST,
+    GatewaySupport,
     InvalidParam,
     ParamInput,
     check_params,
@@ -285,16 +286,21 @@ class Refusal(Exception):
 
 
 def check_task(
-    index: int, draft: TaskDraft, job_params: Mapping[str, str], targets: TargetPolicy | None
+    index: int,
+    draft: TaskDraft,
+    job_params: Mapping[str, str],
+    targets: TargetPolicy | None,
+    support: GatewaySupport,
 ) -> tuple[TaskSpec, Secrets | None]:
     """One good line, with its secrets apart; Refusal for a bad one.
 
     `targets` is what we may reach ourselves; None when a gateway elsewhere does the fetching.
+    `support` says which parameters the gateway honours.
     """
     if draft.flaw is not None:
         raise Refusal(draft.flaw)
     url = _check_url(draft.url, targets)
-    params, headers = _check_task_params(draft.params)
+    params, headers = _check_task_params(draft.params, support)
     method = Method.GET
     if draft.method is not None:
         method = _check_method(draft.method, {**job_params, **(params or {})})
@@ -379,7 +385,9 @@ def _shorten(url: str) -> str:
     )
 
 
-def _check_task_params(value: object) -> tuple[dict[str, str] | None, dict[str, str] | None]:
+def _check_task_params(
+    value: object, support: GatewaySupport
+) -> tuple[dict[str, str] | None, dict[str, str] | None]:
     if value is None:
         return None, None
     if not isinstance(value, dict):
@@ -387,6 +395,7 @@ def _check_task_params(value: object) -> tuple[dict[str, str] | None, dict[str, 
     params: ParamInput = value
     try:
         checked = check_params(params)
+        support.check(checked.values)
     except InvalidParam as error:
         raise Refusal(error.reason, error.key[:64]) from error
     return checked.values or None, checked.headers

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import msgspec
 
@@ -74,6 +75,15 @@ PARAMS: Mapping[str, str] = {
     "wait": "Milliseconds that a rendered page is left to load; needs `js_render`.",
     "wait_for": "A CSS selector that a rendered page must have first; needs `js_render`.",
 }
+# What a direct fetch does with the parameters that it honours. It has no browser, no proxies of a
+# country and no parser; a list that needs one of them is refused when it is submitted.
+DIRECT_PARAMS: Mapping[str, str] = {
+    "allowed_status_codes": "honoured",
+    "custom_headers": "honoured",
+    "original_status": "always so: the status of the site is the only one",
+}
+# A parameter with one of these values asks for nothing.
+_OFF = frozenset({"", "false", "0"})
 NOT_WITH_POST = frozenset({"js_render", "js_instructions", "json_response"})
 RESPONSE_TYPES = frozenset({"markdown", "plaintext", "pdf"})
 
@@ -100,7 +110,8 @@ ParamInput = Mapping[str, object]
 
 
 class InvalidParam(ConveyorError):
-    """A parameter that is unknown, or has a value it may not have; `reason` is the contract's."""
+    """A parameter that is unknown, has a value it may not have, or is not honoured by the gateway.
+    `reason` is the contract's, or `unsupported_param`."""
 
     def __init__(self, reason: str, key: str, detail: str) -> None:
         super().__init__(detail)
@@ -130,6 +141,34 @@ def check_params(params: ParamInput) -> Params:
     _check_combination(values)
     _check_size(values)
     return Params(values, headers)
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySupport:
+    """The parameters that the configured gateway honours. It refuses all others, because ignoring
+    one would return another page than the caller asked for."""
+
+    honoured: frozenset[str]
+
+    def find_unsupported(self, params: Mapping[str, str]) -> list[str]:
+        """Returns the parameters that ask for something that the gateway does not do."""
+        if not params:
+            return []
+        return sorted(
+            key for key in params.keys() - self.honoured if params[key].lower() not in _OFF
+        )
+
+    def check(self, params: Mapping[str, str]) -> None:
+        """Raises InvalidParam for the first parameter that the gateway does not honour."""
+        for key in self.find_unsupported(params):
+            detail = f"{key} needs a gateway that can do this (CONVEYOR_GATEWAY_URL). "
+            detail += "Here, pages are fetched directly."
+            raise InvalidParam("unsupported_param", key, detail)
+
+
+DIRECT_SUPPORT = GatewaySupport(frozenset(DIRECT_PARAMS))
+# A remote gateway refuses by itself what its plan does not include.
+REMOTE_SUPPORT = GatewaySupport(frozenset(PARAMS))
 
 
 def derive_format(values: Mapping[str, str]) -> Format:

@@ -3,8 +3,9 @@
 
 A pool of `cap` leases has the slots 0 to cap - 1. A worker acquires a slot with a conditional
 write, so only one of two workers gets it. The alternative, a counter per pool, would be one row
-that all workers write, and a crashed worker would leave it too high. Instants are of the workers'
-own clocks, so a slot counts as free only `SKEW_S` after its end.
+that all workers write, and a crashed worker would leave it too high. Instants are by the time of
+DynamoDB, which workers know from its responses (service_clock.py). They know it only roughly, so a
+slot counts as free only `SKEW_S` after its end.
 """
 
 from __future__ import annotations

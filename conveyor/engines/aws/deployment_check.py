@@ -2,8 +2,8 @@
 (docs/deploy.md, Check a deployment).
 
 Each probe makes the same API call as the program, with the same credentials. Conditions that
-cannot hold keep the table unchanged. Objects and the queue of a probe have names of their own and
-are removed.
+cannot hold keep the table unchanged. The row, the objects and the queue of a probe have names of
+their own and are removed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from typing import Any
 
 from conveyor.domain.submit.target import Target
 from conveyor.engines.aws.client.client import AwsClient
+from conveyor.engines.aws.dynamodb.items import Item
 from conveyor.engines.aws.dynamodb.keys import INDEXES, PK, SK
+from conveyor.engines.aws.dynamodb.table import insert_statement, is_inserted
 from conveyor.engines.aws.errors import AwsError, NotAllowed
 from conveyor.engines.aws.sqs import CONTROL, RUN_ATTRIBUTES, make, url_of
 from conveyor.http_client.exchange import Request
@@ -110,11 +112,23 @@ class DeploymentCheck:
                     RequestItems={self.table: [{"DeleteRequest": {"Key": key}}]},
                 ),
             ),
+            ("dynamodb:PartiQLInsert", self._insert_and_delete(key)),
             (
                 "dynamodb:ConditionCheckItem",
                 self._call("dynamodb", "TransactWriteItems", TransactItems=[check]),
             ),
         ]
+
+    def _insert_and_delete(self, key: Item) -> Callable[[], Awaitable[Any]]:
+        # An INSERT takes no condition, so this probe writes a row and removes it.
+        async def insert() -> None:
+            params = {"Statements": [insert_statement(self.table, key)]}
+            answer = await self.client.call("dynamodb", "BatchExecuteStatement", params)
+            for response in answer["Responses"]:
+                is_inserted(response.get("Error"))
+            await self.client.call("dynamodb", "DeleteItem", {"TableName": self.table, "Key": key})
+
+        return insert
 
     def _query(self, partition: str, index: str | None = None) -> Callable[[], Awaitable[Any]]:
         return self._call(

@@ -21,6 +21,7 @@ from conveyor.engines.aws.client.client import (
     RetryingAwsClient,
 )
 from conveyor.engines.aws.client.http_transport import HttpTransport
+from conveyor.engines.aws.client.service_clock import ServiceClock
 from conveyor.engines.aws.client.usage import Meter
 from conveyor.engines.aws.control_queue import ControlQueue
 from conveyor.engines.aws.coordinator import DynamoCoordinator
@@ -28,6 +29,7 @@ from conveyor.engines.aws.dynamodb import DynamoStore, create_table
 from conveyor.engines.aws.dynamodb.keys import INDEXES
 from conveyor.engines.aws.dynamodb.table import Table
 from conveyor.engines.aws.errors import AwsError, NoResponse, NotAllowed
+from conveyor.engines.aws.packs import DEFAULT_PACKING, Packing
 from conveyor.engines.aws.s3 import Presigner, S3Blobs, make_bucket
 from conveyor.engines.aws.sqs import CONTROL, SqsQueue, find_control_queues, make_control_queues
 from conveyor.http_client.connection_limits import PoolLimits
@@ -77,6 +79,7 @@ async def open_aws(
     random: Random,
     with_sdk: bool = False,
     call_timeout_s: float = DEADLINE_S,
+    packing: Packing = DEFAULT_PACKING,
 ) -> AsyncGenerator[AwsEngine, None]:
     """Opens the engine. Raises NotSetUp if there are no keys, or `conveyor init` was never run.
 
@@ -92,7 +95,14 @@ async def open_aws(
     )
     async with AsyncExitStack() as stack:
         pool = stack.enter_context(closing(HttpPool(TargetPolicy(allow_private=True), pool_limits)))
-        lean = HttpTransport(access=access, pool=pool, now=clock.now, traffic=meter.traffic)
+        service_clock = ServiceClock(clock)
+        lean = HttpTransport(
+            access=access,
+            pool=pool,
+            now=clock.now,
+            traffic=meter.traffic,
+            service_clock=service_clock,
+        )
         transport: AwsTransport = lean
         if with_sdk:
             transport = await stack.enter_async_context(_open_sdk(access))
@@ -103,11 +113,26 @@ async def open_aws(
             refusals=RefusalLog(),
             deadline_s=call_timeout_s,
         )
-        yield await build_engine(client, lean, names, clock=clock, random=random)
+        yield await build_engine(
+            client,
+            lean,
+            names,
+            clock=clock,
+            random=random,
+            service_clock=service_clock,
+            packing=packing,
+        )
 
 
 async def build_engine(
-    client: RetryingAwsClient, presigner: Presigner, names: Names, *, clock: Clock, random: Random
+    client: RetryingAwsClient,
+    presigner: Presigner,
+    names: Names,
+    *,
+    clock: Clock,
+    random: Random,
+    service_clock: ServiceClock | None = None,
+    packing: Packing = DEFAULT_PACKING,
 ) -> AwsEngine:
     """Builds the engine over any transport. Raises NotSetUp if the resources do not exist."""
     meter = client.meter or Meter()
@@ -117,14 +142,71 @@ async def build_engine(
         store=DynamoStore(table, queue),
         queue=queue,
         blobs=S3Blobs(
-            client=client, presigner=presigner, clock=clock, random=random, bucket=names.bucket
+            client=client,
+            presigner=presigner,
+            clock=clock,
+            random=random,
+            bucket=names.bucket,
+            packing=packing,
         ),
-        coordinator=DynamoCoordinator(client, names.table, clock=clock, random=random),
+        coordinator=DynamoCoordinator(
+            client, names.table, clock=service_clock or clock, random=random
+        ),
         control_queue=await find_control_queue(client, names, random),
         meter=meter,
         workflows=StepFunctions(client),
         secret=SecretRow(client, names.table),
     )
+
+
+@asynccontextmanager
+async def open_s3_blobs(
+    bucket: str,
+    *,
+    clock: Clock,
+    random: Random,
+    call_timeout_s: float = DEADLINE_S,
+    packing: Packing = DEFAULT_PACKING,
+) -> AsyncGenerator[S3Blobs, None]:
+    """Opens the bodies alone, for an engine that keeps its rows elsewhere."""
+    access = await _find_access(clock)
+    pool_limits = PoolLimits(
+        connections_max=2 * CONNECTIONS_MAX,
+        connections_per_origin_max=CONNECTIONS_MAX,
+        trusts_peers=True,
+    )
+    with closing(HttpPool(TargetPolicy(allow_private=True), pool_limits)) as pool:
+        transport = HttpTransport(access=access, pool=pool, now=clock.now)
+        client = RetryingAwsClient(
+            transport=transport,
+            random=random,
+            refusals=RefusalLog(),
+            deadline_s=call_timeout_s,
+        )
+        yield S3Blobs(
+            client=client,
+            presigner=transport,
+            clock=clock,
+            random=random,
+            bucket=bucket,
+            packing=packing,
+        )
+
+
+async def create_s3_bucket(
+    bucket: str,
+    *,
+    clock: Clock,
+    random: Random,
+    body_days: int,
+    call_timeout_s: float = DEADLINE_S,
+) -> str:
+    """Creates the bucket if it does not exist. Returns what to show of it."""
+    access = await _find_access(clock)
+    async with _open_sdk(access) as transport:
+        client = RetryingAwsClient(transport=transport, random=random, deadline_s=call_timeout_s)
+        left_out = await make_bucket(client, bucket, region=access.region, body_days=body_days)
+    return f"bucket {bucket}" + "".join(f" ({remark})" for remark in left_out)
 
 
 async def create_resources(

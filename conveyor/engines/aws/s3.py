@@ -1,4 +1,6 @@
-"""S3Blobs: stores each body as an object in one bucket (docs/storage.md, S3 objects).
+"""S3Blobs: stores bodies in objects of one bucket (docs/storage.md, S3 objects).
+
+Small bodies that a run adds in large numbers share objects (packs.py). Any other body is an object.
 
 S3 shows an object whole or not at all, and a GET continues with the object that it began with. A
 caller can upload a list again while its URL is valid. So the service copies the list to a key that
@@ -19,11 +21,12 @@ import trio
 from conveyor.domain.ids import Random
 from conveyor.engines.aws.client.auth import PRESIGN_S_MAX
 from conveyor.engines.aws.client.client import ATTEMPTS_MAX, Answer, AwsClient, Params, backoff_s
-from conveyor.engines.aws.errors import AwsError, raise_translated
-from conveyor.engines.aws.permissions import is_denial
+from conveyor.engines.aws.errors import AwsError, is_denial, raise_translated
+from conveyor.engines.aws.packs import DEFAULT_PACKING, PACKED_BYTES_MAX, Packing, Packs
+from conveyor.engines.packed_key import part_of, refuse_packed
 from conveyor.ports.blobs import Stored
 from conveyor.ports.clock import Clock
-from conveyor.ports.errors import BlobMissing, BlobTooLarge, Unavailable
+from conveyor.ports.errors import BlobMissing, BlobTooLarge, StorageDamaged, Unavailable
 
 # S3 allows 10,000 parts. Every 1,000 parts the part size grows by 8 MiB, so an upload may have
 # 430 GiB, and the last parts take 80 MiB of memory. Larger parts would take that memory at once.
@@ -65,13 +68,21 @@ class S3Blobs:
     clock: Clock
     random: Random
     bucket: str
+    packing: Packing = DEFAULT_PACKING
+    _packs: Packs = field(init=False)
+
+    def __post_init__(self) -> None:
+        packs = Packs(self._put_pack, self.random, self.packing)
+        object.__setattr__(self, "_packs", packs)
 
     async def put(self, key: str, parts: Sequence[bytes]) -> Stored:
+        refuse_packed(key)
         body = b"".join(parts)
         await self._call("PutObject", {**self._at(key), "Body": body})
         return Stored(key, len(body), hashlib.sha256(body).hexdigest())
 
     async def put_stream(self, key: str, pieces: AsyncIterable[bytes]) -> Stored:
+        refuse_packed(key)
         at, digest = self._at(key), _Digest()
         async with aclosing(_parts(pieces, digest)) as parts:
             first = await anext(parts, b"")
@@ -87,6 +98,7 @@ class S3Blobs:
 
         A digest that a caller stated with the upload is not trusted.
         """
+        refuse_packed(to)
         source, at = self._at(key), self._at(to)
         if bytes_max is not None:
             head = await self._call("HeadObject", source)
@@ -122,6 +134,9 @@ class S3Blobs:
     async def download_url(
         self, key: str, *, content_type: str, filename: str, expires_at: float
     ) -> str | None:
+        """Returns None for a part of a pack: a URL cannot contain the range of bytes to send."""
+        if part_of(key) is not None:
+            return None
         params = {
             **self._at(key),
             "ResponseContentType": content_type,
@@ -130,15 +145,37 @@ class S3Blobs:
         return await self._presign("GetObject", params, expires_at)
 
     async def add(self, prefix: str, name: str, parts: Sequence[bytes]) -> Stored:
-        return await self.put(f"{prefix}/{name}", parts)
+        _check(f"{prefix}/{name}")
+        size_bytes = sum(map(len, parts))
+        # S3 has no range of 0 bytes, so an empty body is an object.
+        if not self.packing.wait_s or not 0 < size_bytes <= PACKED_BYTES_MAX:
+            return await self.put(f"{prefix}/{name}", parts)
+        return await self._packs.add(prefix, b"".join(parts))
 
     def check_room(self) -> None:
         """Does nothing: a bucket has no limit that could be checked."""
 
     async def open(self, key: str, *, start: int = 0) -> AsyncGenerator[bytes, None]:
+        part = part_of(key)
+        if part is None:
+            pieces = self._open(key, f"bytes={start}-" if start else None)
+        elif start >= part.size_bytes:
+            return
+        else:
+            first, end = part.offset + start, part.offset + part.size_bytes
+            pieces = self._open(part.pack_key, f"bytes={first}-{end - 1}")
+        left = 0 if part is None else part.size_bytes - start
+        async with aclosing(pieces):
+            async for piece in pieces:
+                left -= len(piece)
+                yield piece
+        if part is not None and left:
+            raise StorageDamaged(f"{key} has {left} bytes too few")
+
+    async def _open(self, key: str, byte_range: str | None) -> AsyncGenerator[bytes, None]:
         params = self._at(key)
-        if start:
-            params["Range"] = f"bytes={start}-"
+        if byte_range is not None:
+            params["Range"] = byte_range
         try:
             async with (
                 self.client.open("s3", "GetObject", params) as answer,
@@ -147,7 +184,7 @@ class S3Blobs:
                 async for piece in body:
                     yield piece
         except AwsError as error:
-            # InvalidRange: `start` is at or behind the end, so there is nothing to read.
+            # InvalidRange: the range begins at or behind the end, so there is nothing to read.
             if error.code != "InvalidRange":
                 raise
 
@@ -198,6 +235,9 @@ class S3Blobs:
                 digest.take(piece)
                 if bytes_max is not None and digest.size_bytes > bytes_max:
                     raise BlobTooLarge(params["Key"])
+
+    async def _put_pack(self, key: str, body: bytes) -> None:
+        await self._call("PutObject", {**self._at(key), "Body": body})
 
     async def _delete(self, keys: Sequence[str]) -> None:
         """Deletes objects. A successful answer lists the keys that S3 could not delete."""

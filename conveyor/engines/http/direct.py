@@ -16,7 +16,8 @@ import msgspec
 import trio
 
 from conveyor.domain.budget import Price
-from conveyor.domain.model import FailureReason, Method
+from conveyor.domain.model import FailureReason
+from conveyor.domain.submit.scraper_params import DIRECT_SUPPORT
 from conveyor.domain.submit.target import BadUrl, Target, join, parse_url
 from conveyor.engines.http.failure_mapping import (
     content_type_of,
@@ -82,7 +83,8 @@ class DirectGateway:
         return Price()
 
     async def scrape(self, request: ScrapeRequest) -> Outcome:
-        unsupported = unsupported_params(request.params)
+        # The submit has refused these already, unless another gateway was configured then.
+        unsupported = DIRECT_SUPPORT.find_unsupported(request.params)
         if unsupported:
             detail = f"a direct fetch cannot honour {', '.join(unsupported)}"
             return not_scraped(FailureReason.OTHER, 400, "unsupported_param", detail)
@@ -193,8 +195,9 @@ def forwardable(headers: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def _next_hop(hop: _Hop, target: Target, status: int) -> _Hop | NotScraped:
-    # 301, 302 and 303 turn any other method into a GET without a body, as browsers do with POST.
-    keeps_method = status in {307, 308} or hop.method == Method.GET
+    # As browsers do: 303 asks for a GET, and 301 and 302 turn a POST into one.
+    is_read = hop.method in {"GET", "HEAD"}
+    keeps_method = is_read or (status != 303 and (status in {307, 308} or hop.method != "POST"))
     body, headers = hop.body, hop.headers
     if not keeps_method:
         body = None
@@ -205,7 +208,7 @@ def _next_hop(hop: _Hop, target: Target, status: int) -> _Hop | NotScraped:
         if body:
             return _bad_redirect("the redirect would take the request's body to another origin")
         body, headers = None, _public_headers(headers, hop.target, target)
-    return _Hop(hop.method if keeps_method else Method.GET, target, headers, body)
+    return _Hop(hop.method if keeps_method else "GET", target, headers, body)
 
 
 def _public_headers(
@@ -236,35 +239,7 @@ def _bad_redirect(detail: str) -> NotScraped:
     return not_scraped(FailureReason.BAD_TARGET, 502, "bad_redirect", detail)
 
 
-# Scraper parameters that a direct fetch can honour, and those that it must refuse.
-
-
-# Each of these changes the result, and needs a browser, a proxy or a parser. A task with one of
-# them fails: ignoring it would return another page than the caller asked for.
-RESULT_PARAMS = frozenset(
-    {
-        "autoparse",
-        "css_extractor",
-        "js_instructions",
-        "js_render",
-        "json_response",
-        "outputs",
-        "premium_proxy",
-        "proxy_country",
-        "response_type",
-    }
-)
 _STATUS = re.compile(r"[0-9]{3}\Z")
-_OFF = frozenset({"", "false", "0"})
-
-
-def unsupported_params(params: Mapping[str, str]) -> list[str]:
-    """Returns the parameters that a direct fetch cannot honour, without those switched off."""
-    if not params:
-        return []
-    return sorted(
-        name for name in RESULT_PARAMS & params.keys() if params[name].lower() not in _OFF
-    )
 
 
 def allowed_statuses(params: Mapping[str, str]) -> frozenset[int]:

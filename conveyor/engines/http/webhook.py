@@ -14,8 +14,7 @@ import trio
 from conveyor.domain import limits
 from conveyor.domain.model import Webhook
 from conveyor.domain.submit.target import BadUrl, Target, parse_url
-from conveyor.domain.webhook.delivery import RETRY_AFTER_S_MAX
-from conveyor.domain.webhook.signature import signature_headers
+from conveyor.domain.webhook import RETRY_AFTER_S_MAX, signature_headers
 from conveyor.engines.http.direct import USER_AGENT
 from conveyor.engines.http.failure_mapping import parse_retry_after
 from conveyor.http_client.errors import FetchFailed, NameNotResolved, OutOfResources, TimedOut

@@ -233,6 +233,7 @@ class _Said(msgspec.Struct, frozen=True):
     by: str
     job_id: JobId
     run_id: RunId
+    tasks: int = 0
 
 
 _DECODER = msgspec.json.Decoder(_Said)
@@ -246,13 +247,15 @@ class RedisChannel:
         self._name = f"{space}:signals"
         self._owner = owner
 
-    async def tell(self, job_id: JobId, run_id: RunId) -> None:
+    async def tell(self, job_id: JobId, run_id: RunId, tasks: int = 0) -> None:
         """Publishes a signal. A signal that cannot be sent is not an error."""
-        text = msgspec.json.encode(_Said(self._owner, job_id, run_id)).decode()
+        text = msgspec.json.encode(_Said(self._owner, job_id, run_id, tasks)).decode()
         with suppress(Unavailable), translating():
             await self._link.publish(self._name, text)
 
-    async def listen_forever(self, hear: Callable[[JobId, RunId], Awaitable[None]]) -> NoReturn:
+    async def listen_forever(
+        self, hear: Callable[[JobId, RunId, int], Awaitable[None]]
+    ) -> NoReturn:
         """Passes the signals of other processes to `hear`, forever."""
         while True:
             try:
@@ -262,7 +265,7 @@ class RedisChannel:
                         async for message in heard:
                             said = _DECODER.decode(str(message["data"]))
                             if said.by != self._owner:
-                                await hear(said.job_id, said.run_id)
+                                await hear(said.job_id, said.run_id, said.tasks)
             except (Unavailable, msgspec.DecodeError) as error:
                 log.warning("signals unavailable", extra={"cause": str(error)})
             await trio.sleep(LISTEN_AGAIN_S)

@@ -141,8 +141,6 @@ class FallbackCoordinator:
             return
         try:
             await self._remote.put_status(owner, marks, ttl_s=ttl_s)
-            if self._workers_on in marks:
-                await self._count_workers()
         except Unavailable as error:
             self._mark_unavailable(error)
 
@@ -150,10 +148,13 @@ class FallbackCoordinator:
         if self.is_away:
             raise Unavailable("the coordinator is unavailable")
         try:
-            return await self._remote.list_status(subject)
+            texts = await self._remote.list_status(subject)
         except Unavailable as error:
             self._mark_unavailable(error)
             raise
+        if subject == self._workers_on:
+            self._note_workers(len(texts))
+        return texts
 
     async def reconnect_forever(self) -> NoReturn:
         """Tries to reconnect while Redis is unavailable."""
@@ -182,7 +183,9 @@ class FallbackCoordinator:
         log.warning("coordinator available again", extra={"leases": len(restored)})
 
     async def _count_workers(self) -> None:
-        seen = len(await self._remote.list_status(self._workers_on))
+        self._note_workers(len(await self._remote.list_status(self._workers_on)))
+
+    def _note_workers(self, seen: int) -> None:
         # Too small a number would give each worker too large a part of the caps, so the larger of
         # both counts.
         known = self._workers_count if trio.current_time() < self._marks_whole_at else 1

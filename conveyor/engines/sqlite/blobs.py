@@ -27,17 +27,18 @@ from io import FileIO
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 import outcome
 import trio
 
 from conveyor.engines.executor import DiskExecutor, sync_directory
+from conveyor.engines.group_commit import GroupCommit, Waiter
+from conveyor.engines.packed_key import refuse_packed
 from conveyor.engines.sqlite.disk_space import Space
 from conveyor.engines.sqlite.errors import raise_translated_os
-from conveyor.engines.sqlite.group_commit import GroupCommit, Waiter
-from conveyor.engines.sqlite.pack_files import MARK, PackFiles, Place, packed_place
+from conveyor.engines.sqlite.pack_files import PackFiles, Place, packed_place
 from conveyor.ports.blobs import Stored
 from conveyor.ports.errors import BlobMissing, BlobTooLarge, StorageDamaged
 
@@ -83,8 +84,17 @@ _Waiter = Waiter[_Put, Stored]
 
 class FileBlobs:
     def __init__(
-        self, data_dir: Path, random: Random, executor: DiskExecutor, space: Space
+        self,
+        data_dir: Path,
+        random: Random,
+        executor: DiskExecutor,
+        space: Space,
+        *,
+        owner: str = "",
     ) -> None:
+        """`owner` names this process where processes of several machines or containers share the
+        directory: their process ids may be equal."""
+        self._owner = owner
         self._root = str(data_dir / "blobs")
         self._temp_dir = str(data_dir / "temp")
         self._space = space
@@ -98,14 +108,14 @@ class FileBlobs:
         )
 
     async def put(self, key: str, parts: Sequence[bytes]) -> Stored:
-        _refuse_packed(key)
+        refuse_packed(key)
         try:
             return await self._groups.write(_Put(key, *self._place(key), parts))
         except OSError as error:
             raise_translated_os(error)
 
     async def put_stream(self, key: str, pieces: AsyncIterable[bytes]) -> Stored:
-        _refuse_packed(key)
+        refuse_packed(key)
         directory, path = self._place(key)
         scratch = await run_blocking(
             self._executor, Scratch, self._temp_name(), self._space.check_body
@@ -123,14 +133,14 @@ class FileBlobs:
         return Stored(key, scratch.size_bytes, scratch.sha256)
 
     async def copy(self, key: str, to: str, *, bytes_max: int | None = None) -> Stored:
-        _refuse_packed(to)
+        refuse_packed(to)
         _, path = self._place(key)
         try:
             size_bytes, sha256 = await self._executor.run(
                 self._copy, path, *self._place(to), bytes_max
             )
         except FileNotFoundError as error:
-            raise BlobMissing(key) from error
+            self._raise_missing(key, error)
         except OSError as error:
             raise_translated_os(error)
         return Stored(to, size_bytes, sha256)
@@ -164,7 +174,7 @@ class FileBlobs:
                 _open_at, place.path, place.offset + start, min(left, _PIECE_BYTES)
             )
         except FileNotFoundError as error:
-            raise BlobMissing(key) from error
+            self._raise_missing(key, error)
         except OSError as error:
             raise_translated_os(error)
         try:
@@ -248,7 +258,7 @@ class FileBlobs:
         put.sha256 = digest.hexdigest()
 
     def _temp_name(self) -> str:
-        return f"{self._temp_dir}/{os.getpid()}-{next(_NUMBERS)}"
+        return f"{self._temp_dir}/{self._owner}{os.getpid()}-{next(_NUMBERS)}"
 
     def _land_put(self, put: _Put) -> None:
         self._rename_into_place(put.temp, put.directory, put.path)
@@ -281,6 +291,12 @@ class FileBlobs:
                 os.unlink(temp)
         return digest
 
+    def _raise_missing(self, key: str, error: FileNotFoundError) -> NoReturn:
+        """A body is missing only where the others are: the volume may not be mounted."""
+        if os.path.isdir(self._root):
+            raise BlobMissing(key) from error
+        raise_translated_os(error)
+
     def _make_directory(self, directory: str) -> None:
         """Makes the directory and its parents durable, parents first.
 
@@ -301,6 +317,8 @@ class FileBlobs:
         above, _, last = prefix.rpartition("/")
         parent = f"{self._root}/{above}" if above else self._root
         doomed = list(islice(_bodies_under(parent, last), _DELETE_MAX))
+        if not doomed:
+            os.stat(self._root)  # Without its volume nothing is deleted.
         for path in doomed:
             with suppress(FileNotFoundError):
                 os.unlink(path)
@@ -371,11 +389,6 @@ def _open_at(path: str, start: int, size: int) -> tuple[FileIO, bytes]:
     file = FileIO(path)
     file.seek(start)
     return file, file.read(max(size, 0))
-
-
-def _refuse_packed(key: str) -> None:
-    if key.rpartition("/")[2].startswith(MARK):
-        raise ValueError(f"a key that only packed bodies have: {key!r}")
 
 
 def _check(key: str) -> None:

@@ -31,11 +31,11 @@ from conveyor.engines.sqlite.errors import (
     raise_translated,
     unusable,
 )
-from conveyor.engines.sqlite.group_commit import Op, T, TransactionCommitter
+from conveyor.engines.sqlite.transactions import Op, T, TransactionCommitter
 from conveyor.ports.errors import Unavailable
 
 # CPython's default is 5 ms. With it, the writer thread may starve behind a busy Trio thread
-# (figures in group_commit.py). A shorter interval causes more thread switches.
+# (figures in transactions.py). A shorter interval causes more thread switches.
 _SWITCH_INTERVAL_S = 0.0001
 # Concurrent reads in threads. Each reader keeps a connection and a page cache of its own.
 _READERS_MAX = 4

@@ -32,11 +32,11 @@ import outcome
 import trio
 
 from conveyor.engines.executor import DiskExecutor, sync_directory
+from conveyor.engines.group_commit import GroupCommit, Waiter
+from conveyor.engines.packed_key import MARK, Part, part_of
 from conveyor.engines.sqlite.errors import raise_translated_os
-from conveyor.engines.sqlite.group_commit import GroupCommit, Waiter
 from conveyor.ports.blobs import Stored
 
-MARK = "pack."
 # A full pack is closed, and the next body starts a new one.
 PACK_BYTES_MAX = 512 * 1024 * 1024
 # Bounds the file descriptors. When more prefixes are active, the least recently used pack is
@@ -192,7 +192,7 @@ class PackFiles:
             for part in parts:
                 digest.update(part)
                 size_bytes += len(part)
-            key = f"{prefix}/{MARK}{pack.name}.{offset}.{size_bytes}"
+            key = Part(prefix, pack.name, offset, size_bytes).key
             stored.append(Stored(key, size_bytes, digest.hexdigest()))
             offset += size_bytes
         _append(pack.descriptor, [part for parts in bodies for part in parts if part])
@@ -235,11 +235,10 @@ class PackFiles:
 
 def packed_place(root: str, key: str) -> Place | None:
     """Returns the place of the body with this key under `root`; None if it is not packed."""
-    prefix, _, last = key.rpartition("/")
-    if not last.startswith(MARK):
+    part = part_of(key)
+    if part is None:
         return None
-    name, offset, size_bytes = last.removeprefix(MARK).split(".")
-    return Place(_path(root, prefix, name), int(offset), int(size_bytes))
+    return Place(_path(root, part.prefix, part.name), part.offset, part.size_bytes)
 
 
 def _is_under(prefix: str, tops: Collection[str]) -> bool:

@@ -10,8 +10,8 @@ longer (a settle: 65 us with the savepoint, 70 us with the checks).
 from __future__ import annotations
 
 import sqlite3
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, assert_never, cast
 
@@ -22,30 +22,19 @@ from conveyor.domain.changes import (
     ROW_KINDS,
     AnyKey,
     Applied,
-    BatchKey,
     Change,
     Chunk,
     Delete,
-    EventKey,
     Expiry,
-    ExportKey,
     Guard,
-    InputKey,
     Insert,
-    JobKey,
     Key,
     Missing,
-    NoticeKey,
     OpenQueue,
     R,
     Row,
-    RunKey,
-    SampleKey,
-    ScheduleKey,
-    ScrubKey,
     SettleChange,
     Stale,
-    StatsKey,
     TaskKey,
     Update,
     Verdict,
@@ -55,29 +44,14 @@ from conveyor.domain.changes import (
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.queries import (
     AnyQuery,
-    BatchesIn,
-    BatchesOf,
-    DueExpiries,
-    DueExports,
-    DueNotices,
-    DueSchedules,
-    DueScrubs,
-    EventsOf,
-    ExpiredInputs,
-    JobsOf,
-    NoticesOf,
     Q,
     Query,
-    RunsIn,
-    RunsOf,
-    SamplesOf,
-    StatsOf,
     TaskPage,
     TasksAt,
     TasksOf,
-    UnplacedEvents,
     page_of,
 )
+from conveyor.engines.sql_mapping import plan_of, split_damaged
 from conveyor.engines.sqlite import sql
 from conveyor.engines.sqlite.database import Database
 from conveyor.engines.sqlite.disk_space import Space
@@ -289,52 +263,57 @@ def _delete_slice(
 # without).
 
 
-_Gate = tuple[AnyKey, Guard]
+@dataclass(slots=True)
+class _CounterRow:
+    """The counts for one counter row, added up. `total` is None while nothing was counted."""
+
+    is_open: bool | None
+    total: dict[str, int] | None = None
+    row: Row | bool = False
+
+    def add(self, deltas: Mapping[str, int]) -> None:
+        # A loop, because Counter.update costs twice as much for a dict of a few names.
+        total = self.total = self.total or {}
+        for name, delta in deltas.items():
+            total[name] = total.get(name, 0) + delta
 
 
 def apply_settles(connection: sqlite3.Connection, settles: Sequence[SettleChange]) -> list[Verdict]:
-    gates: dict[_Gate, bool | None] = {}
-    sums: dict[_Gate, Counter[str]] = {}
-    results: list[Stale | Missing | Row | None] = []
+    counters: dict[tuple[AnyKey, Guard], _CounterRow] = {}
+    results: list[Stale | Missing | tuple[_CounterRow, Row | None]] = []
     for settle in settles:
-        gate = (settle.count.key, settle.count.guard)
+        count = settle.count
+        gate = (count.key, count.guard)
         # The gate is checked before the flip, because a flip without its count would lose a count.
         # One check per group is enough: no other writer can change the row in this transaction.
-        if gate not in gates:
-            gates[gate] = sql.holds(connection, *gate)
-        flipped = bool(gates[gate]) and sql.update(connection, settle.flip)
+        counter = counters.get(gate)
+        if counter is None:
+            counter = counters[gate] = _CounterRow(sql.holds(connection, *gate))
+        flipped = bool(counter.is_open) and sql.update(connection, settle.flip)
         if flipped is False:
             # The verdict contains the current row. It is read now, because a later flip of the
             # same call may change that row.
             results.append(refusal_for(connection, settle.writes))
             continue
-        sums.setdefault(gate, Counter()).update(settle.count.deltas)
-        results.append(None if flipped is True else flipped)
-    counters = {
-        key: sql.update(connection, Update(key, guard, {}, dict(total)))
-        for (key, guard), total in sums.items()
-    }
+        counter.add(count.deltas)
+        results.append((counter, None if flipped is True else flipped))
+    for (key, guard), counter in counters.items():
+        if counter.total is not None:
+            counter.row = sql.update(connection, Update(key, guard, {}, counter.total))
     return [
-        result
-        if isinstance(result, Stale | Missing)
-        else _applied_verdict(settle, result, counters)
-        for settle, result in zip(settles, results, strict=True)
+        _applied_verdict(*result) if isinstance(result, tuple) else result for result in results
     ]
 
 
-def _applied_verdict(
-    settle: SettleChange, task: Row | None, counters: dict[AnyKey, Row | bool]
-) -> Applied:
-    counter = counters[settle.count.key]
-    assert not isinstance(counter, bool), "a gate that was open a moment ago"
-    return Applied((task, counter))
+def _applied_verdict(counter: _CounterRow, task: Row | None) -> Applied:
+    assert not isinstance(counter.row, bool), "a gate that was open a moment ago"
+    return Applied((task, counter.row))
 
 
 # Queries: each one as SQL, in the order that it promises (docs/storage.md, Queries).
 
 
 _NO_LIMIT = -1  # SQLite reads a negative LIMIT as no limit.
-_Term = tuple[str, Any]
 
 
 def find(
@@ -345,141 +324,22 @@ def find(
     A query without a limit needs every row of a run, so it raises RowDamaged if one cannot be
     decoded.
     """
-    key_type, terms, order, limit = _plan(query)
-    table = TABLES[key_type]
-    where = " AND ".join(term for term, _ in terms)
-    parameters = [value for _, values in terms for value in values]
-    text = f"SELECT {columns_sql(table)} FROM {table.name} WHERE {where} ORDER BY {order} LIMIT ?"
-    # Counters and batches of a run: a missing row would make their sum wrong, so damage is raised.
-    if limit == _NO_LIMIT:
-        return list(fetch(connection, table, text, [*parameters, limit]))
+    plan = plan_of(query)
+    table = TABLES[plan.key_type]
+    text = (
+        f"SELECT {columns_sql(table)} FROM {table.name} WHERE {plan.where} "
+        f"ORDER BY {plan.order} LIMIT ?"
+    )
+    if plan.limit is None:
+        return list(fetch(connection, table, text, [*plan.parameters, _NO_LIMIT]))
     # A damaged row must not shorten the page: callers take a short page for the last one. So read
     # again with a limit that is larger by the damaged rows, until the page is full or the rows end.
     skipped = 0
     while True:
-        read_max = limit + skipped
-        rows, damages = _split(fetch(connection, table, text, [*parameters, read_max]))
+        read_max = plan.limit + skipped
+        rows, damages = split_damaged(fetch(connection, table, text, [*plan.parameters, read_max]))
         if len(damages) == skipped or len(rows) + len(damages) < read_max:
             for damage in damages:
                 note_damage(damage)
             return rows
         skipped = len(damages)
-
-
-def _split(rows: Iterator[Any]) -> tuple[list[Any], list[RowDamaged]]:
-    good: list[Any] = []
-    damages: list[RowDamaged] = []
-    while True:
-        try:
-            good.extend(rows)
-        except RowDamaged as error:
-            damages.append(error)
-        else:
-            return good, damages
-
-
-def _plan(query: AnyQuery) -> tuple[type, list[_Term], str, int]:  # noqa: C901, PLR0912 (one branch a kind)
-    match query:
-        case TasksOf():
-            return TaskKey, _tasks_of(query), "task_id", query.limit
-        case TasksAt():
-            raise AssertionError("read by key")
-        case StatsOf():
-            return StatsKey, _in_run(query), "shard", _NO_LIMIT
-        case JobsOf():
-            return JobKey, _jobs_of(query), "job_id DESC", query.limit
-        case RunsOf():
-            return RunKey, _runs_of(query), "sequence DESC", query.limit
-        case BatchesOf():
-            return BatchKey, _in_run(query), "created_at, batch_id", _NO_LIMIT
-        case SamplesOf():
-            return SampleKey, _in_run(query), "minute", query.limit
-        case RunsIn():
-            return RunKey, _runs_in(query), "run_id", query.limit
-        case BatchesIn():
-            terms = [_status_in(query.statuses), ("updated_at <= ?", [query.idle_since])]
-            return BatchKey, terms, "updated_at, run_id, batch_id", query.limit
-        case DueNotices():
-            terms = [_status_in(query.statuses), ("due_at <= ?", [query.due_by])]
-            return NoticeKey, terms, "due_at, notice_id", query.limit
-        case NoticesOf():
-            order = "run_id DESC, occurred_at DESC, notice_id DESC"
-            return NoticeKey, _notices_of(query), order, query.limit
-        case DueScrubs():
-            return ScrubKey, [("due_at <= ?", [query.due_by])], "due_at, scrub_id", query.limit
-        case EventsOf():
-            terms = [("caller = ?", [query.caller]), ("seq > 0 AND seq > ?", [query.after])]
-            return EventKey, terms, "seq", query.limit
-        case UnplacedEvents():
-            terms = [("seq = 0 AND occurred_at < ?", [query.before])]
-            return EventKey, terms, "occurred_at, event_id", query.limit
-        case DueSchedules():
-            return ScheduleKey, _due_schedules(query), "next_fire_at, job_id", query.limit
-        case DueExports():
-            return ExportKey, [("due_at <= ?", [query.due_by])], "due_at, export_id", query.limit
-        case DueExpiries():
-            return RunKey, [("sweep_at <= ?", [query.due_by])], "sweep_at, run_id", query.limit
-        case ExpiredInputs():
-            terms = [("expires_at <= ?", [query.expired_by])]
-            return InputKey, terms, "expires_at, input_id", query.limit
-        case _:
-            assert_never(query)
-
-
-def _tasks_of(query: TasksOf) -> list[_Term]:
-    terms: list[_Term] = [("run_id = ?", [query.run_id]), ("task_id > ?", [query.after or ""])]
-    if query.statuses is not None:
-        terms.append(_status_in(query.statuses))
-    if query.have_problems:  # This term selects the partial index of tasks with problems.
-        terms.append(("problem IS NOT NULL", []))
-    return terms
-
-
-def _jobs_of(query: JobsOf) -> list[_Term]:
-    terms: list[_Term] = [("caller = ?", [query.caller]), _status_in(query.statuses)]
-    if query.type is not None:
-        terms.append(("type = ?", [str(query.type)]))
-    if query.external_id is not None:
-        terms.append(("external_id = ?", [query.external_id]))
-    if query.before is not None:
-        terms.append(("job_id < ?", [query.before]))
-    return terms
-
-
-def _runs_of(query: RunsOf) -> list[_Term]:
-    terms: list[_Term] = [("job_id = ?", [query.job_id]), _status_in(query.statuses)]
-    if query.before is not None:
-        terms.append(("sequence < ?", [query.before]))
-    return terms
-
-
-def _runs_in(query: RunsIn) -> list[_Term]:
-    terms = [_status_in(query.statuses), ("updated_at >= ?", [query.updated_since])]
-    if query.after is not None:
-        terms.append(("run_id > ?", [query.after]))
-    return terms
-
-
-def _notices_of(query: NoticesOf) -> list[_Term]:
-    terms: list[_Term] = [("job_id = ?", [query.job_id])]
-    if query.run_id is not None:
-        terms.append(("run_id = ?", [query.run_id]))
-    if query.before is not None:
-        terms.append(("(run_id, occurred_at, notice_id) < (?, ?, ?)", query.before))
-    return terms
-
-
-def _due_schedules(query: DueSchedules) -> list[_Term]:
-    terms = [_status_in(query.statuses), ("next_fire_at <= ?", [query.due_by])]
-    if query.after is not None:
-        terms.append(("(next_fire_at, job_id) > (?, ?)", [*query.after]))
-    return terms
-
-
-def _in_run(query: StatsOf | BatchesOf | SamplesOf) -> list[_Term]:
-    return [("job_id = ?", [query.job_id]), ("run_id = ?", [query.run_id])]
-
-
-def _status_in(statuses: Collection[str]) -> _Term:
-    marks = ", ".join("?" * len(statuses))
-    return f"status IN ({marks})", [str.__str__(status) for status in statuses]

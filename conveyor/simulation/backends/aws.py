@@ -22,11 +22,14 @@ from conveyor.bootstrap.aws import open_on
 from conveyor.domain import ids
 from conveyor.domain.changes import KIND_OF_KEY, ROW_KINDS
 from conveyor.engines.aws.client.client import RetryingAwsClient
+from conveyor.engines.aws.client.service_clock import ServiceClock
 from conveyor.engines.aws.client.usage import Meter
 from conveyor.engines.aws.dynamodb.items import codec_of
 from conveyor.engines.aws.dynamodb.keys import TARGET
 from conveyor.engines.aws.engine import Names, build_engine, check_resources
 from conveyor.engines.aws.errors import NoResponse
+from conveyor.engines.aws.packs import Packing
+from conveyor.engines.packed_key import part_of
 from conveyor.ports.clock import Clock
 from conveyor.simulation.backends.backends import Ports
 from conveyor.simulation.backends.faulty_aws import FaultyRedis, FaultyTransport
@@ -46,6 +49,8 @@ from conveyor.simulation.process import settings_of
 NAMES = Names(table="simulated", bucket="simulated", queue_prefix="simulated-")
 REGION = "eu-west-1"
 
+# A world has few slots. By the rule of a deployment most packs would have a single body.
+_PACKING = Packing(waiting_max=20)
 _POOL = re.compile(r"\{(.+)\}/(.*):leases$")
 _KINDS: dict[str, type] = {kind.name: kind.key_type for kind in ROW_KINDS}
 
@@ -88,9 +93,18 @@ class AwsBackend:
     ) -> AsyncGenerator[Ports, None]:
         life.is_harsh = False
         life.refusal = partial(NoResponse, was_sent=False)
-        transport = FaultyTransport(self.model, life)
+        service_clock = ServiceClock(clock)
+        transport = FaultyTransport(self.model, life, service_clock)
         client = RetryingAwsClient(transport=transport, random=random, meter=Meter())
-        engine = await build_engine(client, self.model, NAMES, clock=clock, random=random)
+        engine = await build_engine(
+            client,
+            self.model,
+            NAMES,
+            clock=clock,
+            random=random,
+            service_clock=service_clock,
+            packing=_PACKING,
+        )
         link = None if self.redis is None else FaultyRedis(self.redis.link(), life, self._restored)
         async with open_on(
             settings_of(self.options),
@@ -173,8 +187,12 @@ class AwsBackend:
         return address
 
     def body(self, key: str) -> bytes | None:
-        stored = self.model.s3.buckets[NAMES.bucket].objects.get(key)
-        return None if stored is None else stored.body
+        part = part_of(key)
+        name = key if part is None else part.pack_key
+        stored = self.model.s3.buckets[NAMES.bucket].objects.get(name)
+        if stored is None or part is None:
+            return None if stored is None else stored.body
+        return stored.body[part.offset : part.offset + part.size_bytes]
 
     def bodies(self) -> Sequence[str]:
         return sorted(self.model.s3.buckets[NAMES.bucket].objects)

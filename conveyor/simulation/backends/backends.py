@@ -19,10 +19,11 @@ import trio
 
 from actors.tree import Mailboxes
 from conveyor.engines.memory import memory_engine
+from conveyor.engines.sql_mapping import Table
 from conveyor.engines.sqlite import join_engine, open_engine
 from conveyor.engines.sqlite.blobs import place_in
 from conveyor.engines.sqlite.errors import is_busy
-from conveyor.engines.sqlite.sql import TABLES, Table
+from conveyor.engines.sqlite.sql import TABLES
 from conveyor.ports.blobs import Blobs
 from conveyor.ports.clock import Clock
 from conveyor.ports.coordinator import Coordinator

@@ -17,13 +17,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from conveyor.engines.aws.client.client import Answer, Params
+from conveyor.engines.aws.client.service_clock import ServiceClock
 from conveyor.engines.aws.errors import NoResponse
 from conveyor.engines.redis.connection import RedisConnection, Script
 from conveyor.simulation.backends.storage_outage import PIECE
 from conveyor.simulation.faults.process_faults import ProcessFaults
 from conveyor.simulation.models.aws import AwsModel
 
-_WRITES = frozenset({"PutItem", "UpdateItem", "DeleteItem", "TransactWriteItems", "BatchWriteItem"})
+_WRITES = frozenset(
+    {
+        "BatchExecuteStatement",
+        "BatchWriteItem",
+        "DeleteItem",
+        "PutItem",
+        "TransactWriteItems",
+        "UpdateItem",
+    }
+)
 _READS = frozenset(
     {"GetQueueUrl", "GetQueueAttributes", "GetObject", "HeadObject", "ListObjectsV2"}
 )
@@ -31,10 +41,11 @@ _READS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class FaultyTransport:
-    """See AwsTransport."""
+    """See AwsTransport. Answers of DynamoDB correct `service_clock`, as in HttpTransport."""
 
     model: AwsModel
     life: ProcessFaults
+    service_clock: ServiceClock
 
     async def call(
         self, service: str, operation: str, params: Params, *, deadline_s: float
@@ -43,7 +54,12 @@ class FaultyTransport:
             self.life.trace.note(
                 self.life.name, f"{service}.{operation}", _told(params), is_minor=True
             )
-            return await self.model.call(service, operation, params, deadline_s=deadline_s)
+            sent_at = self.service_clock.steady()
+            answer = await self.model.call(service, operation, params, deadline_s=deadline_s)
+            if service == "dynamodb":
+                date = float(int(self.model.clock.now()))
+                self.service_clock.correct(date, sent_at=sent_at)
+            return answer
 
         return await self.life.call(
             service,
@@ -128,5 +144,5 @@ def _told(params: Params) -> str:
         return f"{key.get('pk', {}).get('S')} {key.get('sk', {}).get('S')}"
     if isinstance(key, str):
         return key
-    steps = params.get("TransactItems")
+    steps = params.get("TransactItems") or params.get("Statements")
     return f"{len(steps)} steps" if steps else str(params.get("QueueUrl", ""))

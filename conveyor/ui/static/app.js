@@ -8,7 +8,7 @@
       if (isNaN(at)) continue;
       const away = (Date.now() - at) / 1000;
       each.title = at.toLocaleString();
-      each.textContent = words(away) || at.toLocaleString();
+      each.textContent = words(away) || at.toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
     }
   };
   const hours = (s) => {

@@ -104,9 +104,10 @@ async def _put_chunks(env: Context, batch: Batch, run: Run) -> bool:
         verdict = await env.store.put_chunk(chunk)
         if not isinstance(verdict, Applied):
             return False
-        # After each chunk, so that the poller does not sleep while the list is still being
-        # ingested.
-        await env.signals.run_changed(run.job_id, run.run_id)
+        # So that the poller does not sleep while the list is still being ingested. Where each
+        # signal is billed, the first one must do: the poller looks again within a second.
+        if chunk.done_before == batch.done or not env.config.shares_runs:
+            await env.signals.run_changed(run.job_id, run.run_id, run.planned)
         return True
 
     return await prefetch_each(_chunks(env, batch, run), put)

@@ -33,7 +33,7 @@ from conveyor.usecases import event_log
 from conveyor.usecases.context import Context
 from conveyor.usecases.crash_isolation import isolate
 from conveyor.usecases.lookup import pages_of, totals_of
-from conveyor.usecases.run import demand, ingest, runs, series
+from conveyor.usecases.run import demand, ingest, run_progress, runs
 from conveyor.usecases.run.demand import RunDemand
 from conveyor.usecases.run.ingest import Ingested
 from conveyor.usecases.submit import jobs, staging, upload
@@ -168,7 +168,7 @@ async def _repair(env: Context, run: Run, repairs: SweepResult) -> bool:
         repairs.completed += 1
     else:
         totals = await totals_of(env, run)
-        await series.sample(env, run, totals)
+        await run_progress.store_sample(env, run, totals)
         if not run.open_batches and totals.admitted == totals.done == run.planned:
             return True
         depth = await env.queue.depth(run.run_id)
@@ -211,8 +211,8 @@ async def place_events(env: Context) -> int:
 
 
 async def delete_due(env: Context) -> bool:
-    """Removes the rows and bodies of deleted jobs and runs. Each deletion has two passes, some time
-    apart.
+    """Removes the rows and bodies of deleted jobs and runs. Each deletion has three passes, some
+    time apart.
 
     A large deletion is interrupted after its turn, so that others are not delayed. Returns whether
     one was left unfinished in this way.
@@ -320,8 +320,9 @@ def _next_pass(env: Context, intent: DeletionIntent) -> Change:
     if intent.passes_left > 1:
         values = {"due_at": env.now() + limits.SECOND_DELETION_PASS_S}
         return Change((Update(key, seen, values, {"passes_left": -1}),))
-    # The deleted job's row stays as a tombstone, so that a repeated request still succeeds.
-    if intent.run_id is None and intent.passes_left == 1:
+    # Until then the row of a deleted job is a tombstone, so that a repeated request still succeeds.
+    # The last pass removes rows of kinds that are newer than the process that made the others.
+    if intent.passes_left == 1:
         values = {"due_at": env.now() + limits.TOMBSTONE_TTL_S}
         return Change((Update(key, seen, values, {"passes_left": -1}),))
     tombstone = (Delete(JobKey(intent.job_id)),) if intent.run_id is None else ()

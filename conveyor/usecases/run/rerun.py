@@ -263,7 +263,7 @@ async def _resume(env: Context, job: Job, run: Run) -> Rerun:
             taken = await ingest.acquire_batch(env, batch)
             if taken is not None:
                 await ingest.ingest_batch(env, taken)
-    await env.signals.run_changed(run.job_id, run.run_id)
+    await env.signals.run_changed(run.job_id, run.run_id, run.planned)
     current = await env.store.read(RunKey(run.job_id, run.run_id)) or run
     totals = await totals_of(env, current)
     if current.status in RUN_LIVE and not current.open_batches and totals.done == current.total:

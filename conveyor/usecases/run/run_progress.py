@@ -1,13 +1,15 @@
-"""Progress of a run: why it waits and when it may end, from rows, leases and status reports
-(docs/api.md, Waiting).
+"""Progress of runs: why a run waits and when it may end, from rows, leases and status reports
+(docs/api.md, Waiting); its series by minute; the figures of all live runs.
 
 These values are informational. No decision depends on them, and an outage yields empty progress.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from hashlib import blake2b
 
 import msgspec
@@ -17,12 +19,14 @@ from conveyor.domain import limits
 from conveyor.domain.changes import JobKey, TaskKey
 from conveyor.domain.ids import RunId, TaskId, shard_of
 from conveyor.domain.lifecycle import RUN_LIVE, accepts_settles, displayed_status
-from conveyor.domain.model import Run, RunStatus, Task, TaskStatus, Totals
-from conveyor.domain.queries import RunsIn, TasksOf
-from conveyor.domain.run import wait_reason
+from conveyor.domain.model import PauseState, Run, RunStatus, Task, TaskStatus, Totals
+from conveyor.domain.queries import RunsIn, SamplesOf, TasksOf
+from conveyor.domain.run import series, wait_reason
+from conveyor.domain.run.series import Bucket
 from conveyor.domain.run.wait_reason import RunFacts, RunReport, Waiting, WorkerReport
 from conveyor.ports.cache import Cache, CachedValue, ReadTicket
 from conveyor.ports.errors import Unavailable
+from conveyor.telemetry import RunMetrics
 from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import totals_of
 
@@ -100,16 +104,19 @@ def _task_key(run: Run, task_id: TaskId) -> TaskKey:
     return TaskKey(run.job_id, run.run_id, task_id, shard_of(task_id, run.shard_count))
 
 
-async def publish_reports(
-    env: Context, presence: WorkerReport, sightings: Mapping[RunId, RunReport]
-) -> None:
-    """Publishes that this process is alive, and what it knows about its runs."""
+async def publish_presence(env: Context, presence: WorkerReport) -> None:
+    """Publishes that this process is alive."""
     marks = {WORKERS: _encode(presence)}
-    marks |= {run_id: _encode(report) for run_id, report in sightings.items()}
+    await env.coordinator.put_status(env.process_id, marks, ttl_s=limits.PRESENCE_TTL_S)
+
+
+async def publish_reports(env: Context, sightings: Mapping[RunId, RunReport]) -> None:
+    """Publishes what this process knows about its runs."""
+    marks: dict[str, str] = {run_id: _encode(report) for run_id, report in sightings.items()}
     await env.coordinator.put_status(env.process_id, marks, ttl_s=limits.STATUS_TTL_S)
 
 
-async def withdraw_reports(env: Context) -> None:
+async def withdraw_presence(env: Context) -> None:
     """Withdraws the report of this process at its end. Its reports on runs age out."""
     await env.coordinator.put_status(env.process_id, {WORKERS: ""}, ttl_s=0.0)
 
@@ -229,3 +236,68 @@ def _version(run: Run) -> str:
     """A digest of the run's row: counters that were cached with an older row must not be shown
     beside a newer one."""
     return blake2b(msgspec.json.encode(run), digest_size=8).hexdigest()
+
+
+# Samples of the counters of live runs, and the series that is made of them (docs/api.md, Series).
+
+
+async def store_sample(env: Context, run: Run, totals: Totals) -> None:
+    """Stores a sample if one is due. If another sweeper was faster, the refusal has no effect."""
+    change = series.take_sample(run, totals, now=env.now(), tasks_min=env.config.sample_tasks_min)
+    if change is not None:
+        await env.commit(change)
+
+
+async def load_series(env: Context, run: Run, totals: Totals) -> list[Bucket]:
+    """Returns what ended in each minute. The sum of the buckets is `totals`."""
+    query = SamplesOf(job_id=run.job_id, run_id=run.run_id, limit=limits.SAMPLES_MAX)
+    return series.make_series(run, await env.store.find(query), totals, now=env.now())
+
+
+# The figures of all live runs for `/metrics` (docs/operations.md, Metrics).
+
+# Scrapers ask every 15 s or so, and several may ask: on AWS each refresh costs reads.
+REFRESH_S = 15.0
+# More live runs than this are not counted: each costs reads of its counters.
+RUNS_MAX = 500
+PAUSED = "paused"
+
+
+@dataclass(slots=True)
+class RunFigures:
+    """Reads the figures, at most every REFRESH_S: `read_at` is when they were read last."""
+
+    read_at: float = float("-inf")
+
+    async def refresh(self, env: Context, metrics: RunMetrics) -> None:
+        """Sets the gauges. While the store is unavailable they keep their values."""
+        now = trio.current_time()
+        if now - self.read_at < REFRESH_S:
+            return
+        self.read_at = now
+        try:
+            live = await live_runs(env, limit=RUNS_MAX)
+        except Unavailable:
+            return
+        states: Counter[str] = Counter()
+        tasks: Counter[str] = Counter()
+        oldest = env.now()
+        ingesting = 0
+        for progress in live:
+            is_paused = progress.run.pause_state is PauseState.PAUSED
+            states[PAUSED if is_paused else progress.status] += 1
+            left = max(progress.run.planned, progress.totals.admitted) - progress.totals.done
+            ingesting += max(0, progress.run.planned - progress.totals.admitted)
+            retrying = min(max(0, progress.totals.retrying), left)
+            inflight = min(progress.outlook.inflight, left - retrying)
+            tasks["retrying"] += retrying
+            tasks["inflight"] += inflight
+            tasks["pending"] += left - retrying - inflight
+            if left > inflight:
+                oldest = min(oldest, progress.run.created_at)
+        for state in (RunStatus.RUNNING, RunStatus.PENDING, PAUSED):
+            metrics.live.labels(state).set(states[state])
+        for state in ("inflight", "retrying", "pending"):
+            metrics.tasks.labels(state).set(tasks[state])
+        metrics.ingesting.set(ingesting)
+        metrics.oldest_waiting.set(env.now() - oldest)

@@ -67,7 +67,9 @@ async def preview_submit(env: Context, request: Submission) -> SubmitPreview:
         if index % limits.CHUNK_TASKS == limits.CHUNK_TASKS - 1:
             await trio.lowlevel.checkpoint()
         try:
-            spec, _ = admission.check_task(index, draft, request.params.values, env.config.targets)
+            spec, _ = admission.check_task(
+                index, draft, request.params.values, env.config.targets, env.config.gateway
+            )
         except Refusal as refusal:
             invalid = admission.invalid_task(index, refusal)
             reasons[invalid.reason] += 1

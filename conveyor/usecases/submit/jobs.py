@@ -13,9 +13,10 @@ import msgspec
 
 from conveyor.domain import lifecycle, limits
 from conveyor.domain.budget import BudgetCap
-from conveyor.domain.changes import Applied, BatchKey, JobKey, RunKey, Stale
-from conveyor.domain.errors import Conflict, InvalidArgument
+from conveyor.domain.changes import Applied, BatchKey, Change, Guard, JobKey, RunKey, Stale, Update
+from conveyor.domain.errors import Conflict, InvalidArgument, NotFound
 from conveyor.domain.ids import FIRST_BATCH, BatchId, CallerId, JobId, RunId, pin_shard_count
+from conveyor.domain.lifecycle import JOB_VISIBLE
 from conveyor.domain.model import (
     Batch,
     BatchStatus,
@@ -186,7 +187,7 @@ async def _answer(env: Context, job: Job, run: Run, batch: Batch | None) -> Acce
         await env.signals.batch_opened(job.job_id, run.run_id)
     elif batch is not None and batch.status is BatchStatus.OPEN:
         await ingest.ingest_batch(env, batch)
-    await env.signals.run_changed(job.job_id, run.run_id)
+    await env.signals.run_changed(job.job_id, run.run_id, run.planned)
     current = await env.store.read(RunKey(job.job_id, run.run_id)) or run
     totals = await totals_of(env, current)
     # Invalid lines have failed already. If all lines are invalid, no settle checks for completion.
@@ -266,7 +267,7 @@ def _first_run(env: Context, job: Job) -> Run:
 
 async def delete(env: Context, caller: CallerId, job_id: str) -> None:
     """Hides the job at once: every later read returns 404. The rest is removed in the background,
-    in two passes.
+    in passes.
 
     A repeated request succeeds for as long as the tombstone exists.
     """
@@ -421,7 +422,7 @@ async def _finish_batch(env: Context, job: Job, run: Run, batch: Batch) -> Accep
         await ingest.ingest_batch(env, batch)
     # All lines may be invalid, or all tasks may have ended already; then no later settle checks.
     await runs.complete_if_done(env, job.job_id, run.run_id)
-    await env.signals.run_changed(job.job_id, run.run_id)
+    await env.signals.run_changed(job.job_id, run.run_id, run.planned + batch.total)
     job = await load_owned_job(env, job.caller, job.job_id)
     current = await env.store.read(RunKey(job.job_id, run.run_id)) or run
     return Accepted(job, current, await totals_of(env, current), batch.total, is_later)
@@ -456,3 +457,15 @@ async def _try_close(env: Context, caller: CallerId, job_id: str) -> Job | Again
     if run.ended_at is not None:
         await env.commit_with_events(termination.close_ended(job, now=env.now()))
     return AGAIN
+
+
+async def set_host_limits(
+    env: Context, caller: CallerId, job_id: str, host_limits: HostLimits | None
+) -> Job:
+    """A live run keeps the limits that it started with."""
+    job = await load_owned_job(env, caller, job_id)
+    values = {"host_limits": host_limits, "updated_at": env.now()}
+    update = Update(JobKey(job.job_id), Guard(status_in=JOB_VISIBLE), values)
+    if not isinstance(await env.commit(Change((update,))), Applied):
+        raise NotFound("There is no such job.")
+    return await load_owned_job(env, caller, job_id)

@@ -108,7 +108,8 @@ def invalid_task(env: Context, index: int, draft: TaskDraft, refusal: Refusal) -
 
 def check(env: Context, job: Job, index: int, draft: TaskDraft) -> TaskSpec:
     """Validates one line and seals its secrets. Raises Refusal for an invalid one."""
-    spec, secrets = admission.check_task(index, draft, job.params, env.config.targets)
+    config = env.config
+    spec, secrets = admission.check_task(index, draft, job.params, config.targets, config.gateway)
     if secrets is None:
         return spec
     sealed = seal_secrets(env, job.caller, job.job_id, "task", secrets)

@@ -107,11 +107,11 @@ async def test_an_idle_lease_is_reused_and_returned_when_nothing_needs_it(
 
     (second,) = await limiter.lease(limiter.take_nowait(CALLER, BUSY, count_max=1))
     second.close()
-    kept = limiter.pop_unused()
+    unused = limiter.pop_unused()
     await trio.sleep(IDLE_LEASE_S)
 
     assert second.lease_id == first.lease_id
-    assert (kept, limiter.pop_unused()) == ([], [first.lease_id])
+    assert (unused, limiter.pop_unused()) == ([], [first.lease_id])
     assert limiter.is_idle
 
 

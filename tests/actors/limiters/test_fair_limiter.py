@@ -41,6 +41,30 @@ async def test_one_caller_alone_has_all_of_the_capacity(capacity: int) -> None:
     ) == (capacity)
 
 
+@pytest.mark.parametrize("capacity", [1, 2, 7, 50, 200])
+@pytest.mark.parametrize("count", [1, 2, 5])
+async def test_callers_that_take_all_they_can_use_all_usable_slots(
+    capacity: int, count: int
+) -> None:
+    limiter = FairLimiter(capacity=capacity)
+    assert limiter.usable_count == capacity
+    callers = [CallerId(f"caller {number}") for number in range(count)]
+
+    async def hoard(caller: CallerId) -> None:
+        while True:
+            await limiter.acquire(caller, RunId(caller), weight=1, count_max=1)
+
+    async with trio.open_nursery() as nursery:
+        for caller in callers:
+            nursery.start_soon(hoard, caller)
+        await wait_all_tasks_blocked()
+        used, usable = limiter.inflight_count, limiter.usable_count
+        nursery.cancel_scope.cancel()
+
+    # Whole slots: each caller can miss its part by one, and its first slot may be beyond it.
+    assert abs(used - usable) <= count
+
+
 async def test_freed_slots_go_to_the_caller_that_has_fewer() -> None:
     limiter = FairLimiter(capacity=4)
     granted: Counter[str] = Counter()

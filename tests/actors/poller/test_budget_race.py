@@ -130,7 +130,7 @@ class Ledger(MemoryStore):
         return verdicts
 
 
-def seen_by(world: World, life: Life) -> Context:
+def view_of(world: World, life: Life) -> Context:
     return replace(
         world.env,
         store=mortal(world.env.store, life, loses=0.02),
@@ -142,7 +142,7 @@ def seen_by(world: World, life: Life) -> Context:
 
 async def work(world: World, bank: Bank, accepted: Accepted, life: Life) -> None:
     """What a process does for one run, until somebody ends it."""
-    env = seen_by(world, life)
+    env = view_of(world, life)
     beats: Mailbox[HeartbeaterMessage] = Mailbox(capacity=100)
     settles: Mailbox[ShardWriterMessage] = Mailbox(capacity=100)
     news: Mailbox[PollerMessage] = Mailbox(capacity=4)

@@ -21,7 +21,9 @@ from conveyor.domain.submit.target import host_of
 from conveyor.ports.coordinator import HostPool
 from conveyor.ports.gateway import Outcome, ScrapeRequest
 from conveyor.telemetry import make_metrics
+from conveyor.usecases.lookup import totals_of
 from conveyor.usecases.run import runs
+from conveyor.usecases.run.run_progress import load_progress
 from tests.actors.faults import Faults, faulty
 from tests.actors.world import CALLER, World, a_page, make_world, urls
 
@@ -86,10 +88,10 @@ async def test_no_more_of_a_host_is_in_flight_than_its_limit_over_all_processes(
     autojump_clock: MockClock,
 ) -> None:
     world, hosts = a_host_world()
-    given = HostLimits(HostLimit(concurrency=3), {OTHER: HostLimit(concurrency=1)})
+    host_limits = HostLimits(HostLimit(concurrency=3), {OTHER: HostLimit(concurrency=1)})
 
     async with world.working(), helping(world):
-        accepted = await world.submit(urls(60, ONE) + urls(20, OTHER), host_limits=given)
+        accepted = await world.submit(urls(60, ONE) + urls(20, OTHER), host_limits=host_limits)
         run, totals = await world.ended(accepted)
 
     assert run.status is RunStatus.COMPLETED
@@ -108,12 +110,12 @@ async def test_a_host_is_not_begun_with_more_often_than_its_rate(
         )
         await world.ended(accepted)
 
-    begun = hosts.begun[ONE]
-    for number, at in enumerate(begun):
-        for later, then in enumerate(begun[number:], start=1):
+    starts = hosts.begun[ONE]
+    for number, at in enumerate(starts):
+        for later, then in enumerate(starts[number:], start=1):
             # A fetch begins a moment after its place was taken.
             assert later <= 1 + (then - at + limits.HOST_SLACK_S + 0.1) * 5.0
-    assert begun[-1] - begun[0] < 60 / 5.0 * 1.25
+    assert starts[-1] - starts[0] < 60 / 5.0 * 1.25
 
 
 async def test_a_full_host_costs_no_second_receive_and_no_attempt(
@@ -214,6 +216,24 @@ async def test_tasks_of_other_hosts_do_not_wait_behind_a_full_one(
 
     assert len(hosts.begun[OTHER]) == 20
     assert hosts.busy_max[ONE] == 1
+
+
+async def test_a_run_that_waits_for_its_hosts_names_the_one_with_the_most_pages(
+    autojump_clock: MockClock,
+) -> None:
+    world, _ = a_host_world(think_s=30.0)
+    given = HostLimits(HostLimit(concurrency=2), {OTHER: HostLimit(rate_per_s=0.1)})
+
+    async with world.working():
+        accepted = await world.submit(urls(9, ONE) + urls(4, OTHER), host_limits=given)
+        await trio.sleep(20)
+        run = await world.run_of(accepted)
+        progress = await load_progress(world.env, run, await totals_of(world.env, run))
+
+    assert progress.waiting_on is not None
+    assert progress.waiting_on.detail == (
+        "pages of one.example.com wait for its limit of 2 at once; 1 more host waits"
+    )
 
 
 async def test_a_long_fetch_keeps_its_lease_at_the_host(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import trio
 from trio.testing import MockClock
 
+from actors.poller.poller import RECEIVED_ALL_S
 from conveyor.domain.ids import BatchId
 from conveyor.domain.submit.admission import TaskDraft
 from conveyor.usecases.submit import jobs
 from conveyor.usecases.submit.jobs import Accepted
-from tests.actors.world import World, make_world, urls
+from tests.actors.world import World, a_miss, a_page, make_world, urls
 
 IDLE_S = 600.0
 
@@ -54,3 +58,59 @@ async def test_an_idle_open_run_starts_at_once_on_a_list_that_is_added(
         await trio.sleep(0.5)
 
         assert world.gateway.calls.total() == calls_before + 2
+
+
+def _a_billed_world(**fields: Any) -> World:
+    world = make_world(**fields)
+    config = replace(world.env.config, shares_runs=True)
+    return replace(world, env=replace(world.env, config=config))
+
+
+async def test_a_list_that_was_received_as_a_whole_is_not_polled_until_it_ends(
+    autojump_clock: MockClock,
+) -> None:
+    world = _a_billed_world(think_s=30.0)
+    async with world.working() as supervisor:
+        accepted = await world.submit(urls(5))
+        await world.ended(accepted)
+        received = _receive_count(world)
+        await trio.sleep(RECEIVED_ALL_S)
+        pollers = world.pollers(supervisor)
+
+    # One brings all messages, one is empty, and each later one follows a look at the run's row.
+    assert received <= 2 + 30 / RECEIVED_ALL_S
+    assert _receive_count(world) == received
+    assert pollers == []
+
+
+async def test_tasks_that_are_retried_are_received_when_they_are_due(
+    autojump_clock: MockClock,
+) -> None:
+    world = _a_billed_world(
+        script=lambda request, attempt: a_miss() if attempt == 1 else a_page(), think_s=0.1
+    )
+    plain = make_world(script=world.gateway.script, think_s=0.1)
+    took_s = []
+    for each in (world, plain):
+        async with each.working():
+            began_at = trio.current_time()
+            accepted = await each.submit(urls(8), max_attempts=2)
+            _, totals = await each.ended(accepted)
+            took_s.append(trio.current_time() - began_at)
+            assert totals.successful == 8
+
+    assert took_s[0] <= took_s[1] + 3.0
+
+
+async def test_a_message_that_another_worker_lost_is_received_after_all(
+    autojump_clock: MockClock,
+) -> None:
+    world = _a_billed_world(think_s=1.0)
+    accepted = await world.submit(urls(3))
+    await world.env.queue.receive(accepted.run.run_id, count_max=1, visibility_s=25.0)
+    async with world.working():
+        began_at = trio.current_time()
+        _, totals = await world.ended(accepted)
+
+    assert totals.successful == 3
+    assert trio.current_time() - began_at < 25 + RECEIVED_ALL_S + 2

@@ -154,16 +154,16 @@ async def test_a_page_that_waits_to_be_settled_at_shutdown_is_settled(
 
 async def test_an_empty_queue_is_polled_with_one_lease(autojump_clock: MockClock) -> None:
     world = make_world(capacity=50)
-    asked = AskedLeases(world.env.coordinator)
-    world = replace(world, env=replace(world.env, coordinator=cast("Any", asked)))
+    coordinator = AskedLeases(world.env.coordinator)
+    world = replace(world, env=replace(world.env, coordinator=cast("Any", coordinator)))
     world.gateway.think_s = 60.0
 
     async with world.working():
         accepted = await world.submit(urls(10), max_inflight=40)
         await trio.sleep(30)
-        idle = asked.counts[-5:]
+        idle = coordinator.counts[-5:]
         _, totals = await world.ended(accepted)
 
-    assert asked.counts[0] == 40
+    assert coordinator.counts[0] == 40
     assert idle == [1] * 5
     assert totals.successful == 10

@@ -136,7 +136,7 @@ def check(world: World, when: str) -> None:
     assert world.disorders == [], when
 
 
-def cancelled_at_step(step: int) -> tuple[World, int]:
+def cancel_at_step(step: int) -> tuple[World, int]:
     """Returns a world that was cancelled then, and how many steps it took in all."""
     world, scope = World(), trio.CancelScope()
     instrument = CancelAtStep(step, scope)
@@ -150,17 +150,17 @@ def cancelled_at_step(step: int) -> tuple[World, int]:
 
 @pytest.mark.slow
 def test_cancellation_at_any_step_ends_everything_in_order() -> None:
-    whole, step_count = cancelled_at_step(0)
+    whole, step_count = cancel_at_step(0)
     assert whole.crash_count > 2
     assert step_count > 100
 
     for step in range(1, step_count + 1):
-        world, _ = cancelled_at_step(step)
+        world, _ = cancel_at_step(step)
 
         check(world, f"cancelled at step {step}")
 
 
-def cancelled_after(for_s: float) -> tuple[World, float]:
+def cancel_after(for_s: float) -> tuple[World, float]:
     """Returns a world that was cancelled then, and how long its stop took."""
     world = World()
 
@@ -173,7 +173,7 @@ def cancelled_after(for_s: float) -> tuple[World, float]:
 @pytest.mark.slow
 def test_cancellation_at_any_instant_ends_everything_in_order_and_soon() -> None:
     for tenths in range(80):
-        world, stop_s = cancelled_after(tenths / 10)
+        world, stop_s = cancel_after(tenths / 10)
 
         check(world, f"cancelled at {tenths / 10} s")
         assert stop_s <= STOP_S_MAX

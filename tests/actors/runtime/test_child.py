@@ -47,7 +47,7 @@ def test_the_policy_states_which_ends_cause_a_restart(
 def test_the_back_off_doubles_up_to_its_cap_until_the_restarts_are_used_up(
     restarts_at: tuple[float, ...], verdict: Verdict
 ) -> None:
-    found = decide_restart(
+    decision = decide_restart(
         Policy.PERMANENT,
         Outcome.CRASHED,
         intensity=INTENSITY,
@@ -55,7 +55,7 @@ def test_the_back_off_doubles_up_to_its_cap_until_the_restarts_are_used_up(
         now=100.0,
     )
 
-    assert found == verdict
+    assert decision == verdict
 
 
 def test_restarts_older_than_the_window_are_forgotten() -> None:

@@ -19,7 +19,7 @@ TASKS = b'"tasks":[{"url":"https://example.com/"}]'
 DEEP = limits.JSON_DEPTH_MAX
 
 
-def _nested(depth: int) -> bytes:
+def _nest(depth: int) -> bytes:
     return b"[" * depth + b"]" * depth
 
 
@@ -35,9 +35,9 @@ MALFORMED = {
     "deep arrays": b"{"
     + TASKS
     + b',"metadata":{"a":'
-    + _nested(200_000)
+    + _nest(200_000)
     + b"}}",  # Python 3.14 reads some ten thousand levels.
-    "deep in a body": b'{"tasks":[{"url":"x","method":"POST","body":' + _nested(80) + b"}]}",
+    "deep in a body": b'{"tasks":[{"url":"x","method":"POST","body":' + _nest(80) + b"}]}",
     "deep and open": b'{"tasks":[{"url":' + b"[" * 1_000_000,
     "BOM": b"\xef\xbb\xbf{" + TASKS + b"}",
     "UTF-16": ("{" + TASKS.decode() + "}").encode("utf-16"),
@@ -87,8 +87,8 @@ async def test_ten_million_elements_are_refused_at_the_first(world: World) -> No
 @pytest.mark.parametrize(
     ("body", "is_deep"),
     [
-        (_nested(DEEP), False),
-        (_nested(DEEP + 1), True),
+        (_nest(DEEP), False),
+        (_nest(DEEP + 1), True),
         (b'{"a":' * DEEP + b"1" + b"}" * DEEP, False),
         (b'{"a":[' * (DEEP // 2 + 1) + b"]}" * (DEEP // 2 + 1), True),
         (b"[" + b"{}," * 100 + b"[]]", False),
@@ -161,7 +161,7 @@ async def test_a_body_that_dawdles_is_cut_off(
     client = world.app.test_client()
     headers = {"X-API-Key": "k", "Content-Type": "application/json"}
     async with client.request("/v1/jobs", method="POST", headers=headers) as connection:
-        begun = trio.current_time()
+        started_at = trio.current_time()
         for _ in range(3):
             await connection.send(b" ")
             await trio.sleep(9)
@@ -170,7 +170,7 @@ async def test_a_body_that_dawdles_is_cut_off(
 
     assert response.status_code == 408
     assert (await response.get_json(force=True))["code"] == "request_timeout"
-    assert trio.current_time() - begun < 40
+    assert trio.current_time() - started_at < 40
 
 
 @pytest.mark.parametrize(
@@ -223,17 +223,17 @@ async def test_a_strange_host_is_refused(world: World, host: str) -> None:
     assert (seen.status, seen.code) == (400, "invalid_argument")
 
 
-@pytest.mark.parametrize("given", ["abc", "a" * 128, "x-1.2_3 ~"])
-async def test_a_sane_request_id_comes_back(world: World, given: str) -> None:
-    seen = await world.get("/v1/jobs/x", headers={"X-Request-ID": given})
+@pytest.mark.parametrize("request_id", ["abc", "a" * 128, "x-1.2_3 ~"])
+async def test_a_sane_request_id_comes_back(world: World, request_id: str) -> None:
+    seen = await world.get("/v1/jobs/x", headers={"X-Request-ID": request_id})
 
-    assert seen.headers["X-Request-ID"] == given
-    assert seen.json["instance"] == given
+    assert seen.headers["X-Request-ID"] == request_id
+    assert seen.json["instance"] == request_id
 
 
-@pytest.mark.parametrize("given", ["", "a" * 129, "é", "a\tb"])
-async def test_a_strange_request_id_is_replaced(world: World, given: str) -> None:
-    seen = await world.get("/v1/jobs/x", headers={"X-Request-ID": given})
+@pytest.mark.parametrize("request_id", ["", "a" * 129, "é", "a\tb"])
+async def test_a_strange_request_id_is_replaced(world: World, request_id: str) -> None:
+    seen = await world.get("/v1/jobs/x", headers={"X-Request-ID": request_id})
 
     assert len(seen.headers["X-Request-ID"]) == 26
     assert seen.json["instance"] == seen.headers["X-Request-ID"]

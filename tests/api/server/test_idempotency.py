@@ -45,9 +45,9 @@ async def test_of_fifty_at_once_one_works_and_the_others_replay_or_wait(world: W
         for _ in range(50):
             nursery.start_soon(ask)
 
-    made = {response.body for response in seen if response.status == 201}
+    bodies = {response.body for response in seen if response.status == 201}
     waiting = [response for response in seen if response.status != 201]
-    assert len(made) == 1
+    assert len(bodies) == 1
     assert {(response.status, response.code) for response in waiting} <= {
         (409, "idempotency_in_progress")
     }
@@ -158,7 +158,7 @@ async def test_a_key_that_expired_is_a_new_key(world: World) -> None:
 
 async def test_after_its_owner_was_lost_the_same_job_is_finished(world: World) -> None:
     raw = b'{"tasks":[{"url":"https://example.com/"}]}'
-    asked = idempotency.Request(
+    request = idempotency.Request(
         caller=caller_id(ANNA, SECRET),
         method="POST",
         path="/v1/jobs",
@@ -166,7 +166,7 @@ async def test_after_its_owner_was_lost_the_same_job_is_finished(world: World) -
         fingerprint=idempotency.fingerprint(raw),
     )
     subject = world.env.new_id()
-    claim = idempotency.claim_key(asked, None, subject=subject, owner="lost", now=world.env.now())
+    claim = idempotency.claim_key(request, None, subject=subject, owner="lost", now=world.env.now())
     await world.env.commit(claim)
 
     early = await world.post("/v1/jobs", raw=raw, **_with("k"))
@@ -183,12 +183,12 @@ async def test_after_an_outage_the_retry_finishes_the_same_job(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = world.engine.store.commit
-    made: list[Change] = []
+    committed: list[Change] = []
 
     async def commit_then_lose_the_answer(changes: list[Change]) -> list[Verdict]:
         verdicts = await whole(changes)
-        if len(changes[0].writes) > 1 and not made:
-            made.extend(changes)
+        if len(changes[0].writes) > 1 and not committed:
+            committed.extend(changes)
             raise Unavailable("the connection was lost after the commit")
         return verdicts
 
@@ -206,8 +206,8 @@ async def test_after_an_outage_the_retry_finishes_the_same_job(
 async def test_no_answer_is_given_before_it_is_kept(world: World) -> None:
     seen = await world.post("/v1/jobs", BODY, **_with("k"))
 
-    asked = idempotency.Request(caller_id(ANNA, SECRET), "POST", "/v1/jobs", "k", "")
-    record = await world.env.store.read(RecordKey(asked.key_id))
+    request = idempotency.Request(caller_id(ANNA, SECRET), "POST", "/v1/jobs", "k", "")
+    record = await world.env.store.read(RecordKey(request.key_id))
     assert record is not None
     assert record.response_body == seen.body.decode()
     assert record.subject == seen.json["job_id"]

@@ -43,7 +43,7 @@ def expected_status(route: Route) -> int:
     return route.example.status or min(route.answers)
 
 
-def named(route: Route) -> str:
+def name_of(route: Route) -> str:
     return route.name
 
 
@@ -112,21 +112,21 @@ def test_every_operation_with_a_body_shows_an_example_that_its_schema_accepts() 
         jsonschema.Draft202012Validator(schema).validate(media["example"])
 
 
-@pytest.mark.parametrize("route", ROUTES, ids=named)
+@pytest.mark.parametrize("route", ROUTES, ids=name_of)
 async def test_the_example_is_answered_as_the_document_says(route: Route) -> None:
     operation = DOCUMENT["paths"][route.path][route.method.lower()]
 
     seen, ids = await examples.send_example(route)
 
     assert seen.status == expected_status(route)
-    shown = operation["responses"][str(seen.status)]
+    response_schema = operation["responses"][str(seen.status)]
     assert ids == {
         parameter["name"]: parameter["example"]
         for parameter in operation["parameters"]
         if parameter["in"] == "path"
     }
     if isinstance(route.answers[seen.status], type):
-        media = shown["content"]["application/json"]
+        media = response_schema["content"]["application/json"]
         schema = {**media["schema"], "components": DOCUMENT["components"]}
         jsonschema.Draft202012Validator(schema).validate(seen.json)
         assert seen.json == media["example"]

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
-from conveyor.api.server.quota import RequestQuotas, group_address
+from conveyor.api.server.quota import (
+    CALLER_PAGES_MAX,
+    PAGES_MAX,
+    RequestQuotas,
+    group_address,
+)
 from conveyor.domain import limits
 from conveyor.domain.changes import Change, Update, Verdict
 from conveyor.domain.ids import CallerId, LeaseId
@@ -288,13 +294,13 @@ async def test_the_quotas_show_limits_and_use_and_metrics_count_refusals() -> No
     await _submit(world, 4)
     await _submit(world)
 
-    shown = {quota["name"]: quota for quota in (await world.get("/v1/quotas")).json["quotas"]}
+    quotas = {quota["name"]: quota for quota in (await world.get("/v1/quotas")).json["quotas"]}
 
-    assert shown["live_runs"] == {"name": "live_runs", "limit": 2, "used": 2}
-    assert shown["open_jobs"]["used"] == 1
-    assert shown["stored_tasks"]["used"] == 7
-    assert shown["stored_bytes"]["limit"] is None
-    assert set(shown) == set(Quota)
+    assert quotas["live_runs"] == {"name": "live_runs", "limit": 2, "used": 2}
+    assert quotas["open_jobs"]["used"] == 1
+    assert quotas["stored_tasks"]["used"] == 7
+    assert quotas["stored_bytes"]["limit"] is None
+    assert set(quotas) == set(Quota)
     refusals = world.metrics.registry.get_sample_value(
         "conveyor_quota_refusals_total", {"quota": "live_runs"}
     )
@@ -323,6 +329,36 @@ def test_streams_and_audits_are_limited_and_given_back() -> None:
         pass
 
 
+async def test_pages_of_results_are_read_in_turn_and_no_caller_takes_the_turns_of_others(
+    autojump_clock: MockClock,
+) -> None:
+    quotas = RequestQuotas(Quotas(DEFAULTS))
+    reading: Counter[CallerId] = Counter()
+    most: Counter[CallerId] = Counter()
+    ended_at: dict[CallerId, float] = {}
+
+    async def read(caller: CallerId) -> None:
+        async with quotas.turn_to_page(caller):
+            reading[caller] += 1
+            most[caller] = max(most[caller], reading[caller])
+            assert reading.total() <= PAGES_MAX
+            await trio.sleep(1.0)
+            reading[caller] -= 1
+        ended_at[caller] = trio.current_time()
+
+    greedy, small = CallerId("greedy"), CallerId("small")
+    started_at = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        for _ in range(20):
+            nursery.start_soon(read, greedy)
+        await wait_all_tasks_blocked()
+        nursery.start_soon(read, small)
+
+    assert most == {greedy: CALLER_PAGES_MAX, small: 1}
+    assert ended_at[small] - started_at <= 2.0
+    assert quotas._caller_pages == {}
+
+
 async def test_one_address_is_not_any_number_of_callers(autojump_clock: MockClock) -> None:
     quotas = RequestQuotas(Quotas({Quota.ADDRESS_CALLERS: 2}), counts_addresses=True)
     for name in "aba":
@@ -336,7 +372,7 @@ async def test_one_address_is_not_any_number_of_callers(autojump_clock: MockCloc
 
 
 @pytest.mark.parametrize(
-    ("given", "counted"),
+    ("address", "counted"),
     [
         ("192.0.2.1", "192.0.2.1"),
         ("::ffff:192.0.2.1", "192.0.2.1"),
@@ -345,8 +381,8 @@ async def test_one_address_is_not_any_number_of_callers(autojump_clock: MockCloc
         (None, None),
     ],
 )
-def test_an_ipv6_client_counts_by_its_network(given: str | None, counted: str | None) -> None:
-    assert group_address(given) == counted
+def test_an_ipv6_client_counts_by_its_network(address: str | None, counted: str | None) -> None:
+    assert group_address(address) == counted
 
 
 @pytest.mark.parametrize("line", [b'{"url":""}', b"{}", b'{"url":"ftp://a.b/c"}'])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from conveyor.telemetry import set_up_logging
+from conveyor.logs import set_up_logging
 from tests.api.world import World
 
 
@@ -26,7 +26,7 @@ def lines() -> Iterator[io.StringIO]:
     root.setLevel(level)
 
 
-def parsed(stream: io.StringIO) -> list[Any]:
+def parse_lines(stream: io.StringIO) -> list[Any]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
@@ -36,15 +36,15 @@ async def test_every_log_line_of_a_request_has_its_id(world: World, lines: io.St
     seen = await world.post("/v1/jobs", body, headers={"X-Request-ID": "mine"})
 
     assert seen.headers["X-Request-ID"] == "mine"
-    assert [line["message"] for line in parsed(lines)] == ["run started", "request"]
-    assert {line["request_id"] for line in parsed(lines)} == {"mine"}
+    assert [line["message"] for line in parse_lines(lines)] == ["run started", "request"]
+    assert {line["request_id"] for line in parse_lines(lines)} == {"mine"}
 
 
 async def test_a_problem_has_the_id_of_its_request(world: World, lines: io.StringIO) -> None:
     seen = await world.get("/v1/jobs/none", headers={"X-Request-ID": "mine"})
 
     assert seen.json["instance"] == seen.headers["X-Request-ID"] == "mine"
-    assert [line["request_id"] for line in parsed(lines)] == ["mine"]
+    assert [line["request_id"] for line in parse_lines(lines)] == ["mine"]
 
 
 async def test_each_request_has_an_id_of_its_own(world: World, lines: io.StringIO) -> None:
@@ -52,14 +52,14 @@ async def test_each_request_has_an_id_of_its_own(world: World, lines: io.StringI
 
     ids = [seen.headers["X-Request-ID"] for seen in (first, second)]
     assert len(set(ids)) == 2
-    assert [line["request_id"] for line in parsed(lines)] == ids
+    assert [line["request_id"] for line in parse_lines(lines)] == ids
 
 
 async def test_a_line_outside_of_requests_has_no_id(world: World, lines: io.StringIO) -> None:
     await world.get("/v1/jobs")
     logging.getLogger("conveyor").info("something else")
 
-    assert "request_id" not in parsed(lines)[-1]
+    assert "request_id" not in parse_lines(lines)[-1]
 
 
 async def test_the_end_of_a_run_is_logged_with_its_counts(world: World, lines: io.StringIO) -> None:
@@ -69,6 +69,6 @@ async def test_the_end_of_a_run_is_logged_with_its_counts(world: World, lines: i
 
     await world.post(f"/v1/jobs/{job['job_id']}/stop")
 
-    (line,) = [line for line in parsed(lines) if line["message"] == "run stopped"]
+    (line,) = [line for line in parse_lines(lines) if line["message"] == "run stopped"]
     assert line["run"] == job["latest_run"]["run_id"]
     assert (line["total"], line["successful"], line["failed"]) == (2, 1, 0)

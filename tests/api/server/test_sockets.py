@@ -251,12 +251,12 @@ async def test_permission_to_send_a_body_is_given_only_where_it_is_read(world: W
             await stream.send_all((expecting % "/v1/jobs").encode())
             permitted = await stream.receive_some()
             await stream.send_all(body)
-            made = await _answer_on(stream)
+            answer = await _answer_on(stream)
 
     assert _status(refused) == 404
     assert b"100 Continue" not in refused
     assert permitted == b"HTTP/1.1 100 Continue\r\n\r\n"
-    assert _status(made) == 201
+    assert _status(answer) == 201
 
 
 async def test_an_upgrade_is_ignored_and_its_connection_closed(world: World) -> None:

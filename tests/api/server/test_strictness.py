@@ -107,8 +107,8 @@ async def test_jobs_are_listed_by_their_external_id(world: World) -> None:
     other = await world.call("GET", f"/v1/jobs?external_id=b&cursor={first['next_cursor']}")
     none = (await world.call("GET", "/v1/jobs?external_id=c")).json
 
-    shown = [job["external_id"] for job in first["jobs"] + rest["jobs"]]
-    assert shown == ["a", "a"]
+    external_ids = [job["external_id"] for job in first["jobs"] + rest["jobs"]]
+    assert external_ids == ["a", "a"]
     assert other.code == "invalid_cursor"
     assert none["jobs"] == []
 

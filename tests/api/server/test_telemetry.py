@@ -10,14 +10,8 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client import CollectorRegistry
 
-from conveyor.telemetry import (
-    FloodFilter,
-    JsonFormatter,
-    TextFormatter,
-    make_metrics,
-    redact,
-    set_up_logging,
-)
+from conveyor.logs import FloodFilter, JsonFormatter, TextFormatter, redact, set_up_logging
+from conveyor.telemetry import make_metrics
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from conveyor.telemetry import FORMATTERS
+from conveyor.logs import FORMATTERS
 from tests.api.server.test_sockets import served
 from tests.api.test_upload import a_slot
 from tests.api.world import ANNA, World
@@ -47,7 +47,7 @@ async def test_no_token_of_a_link_is_written_to_a_log(
     slot = await a_slot(world, {"format": "text"})
     upload = "/" + slot["upload"]["url"].split("/", 3)[3]
     tokens = {path.partition("token=")[2] for path in (link, upload)}
-    asked = [
+    requests = [
         ("GET", link),
         ("HEAD", link),
         ("GET", link.replace(task.task_id, "0" * 32)),
@@ -63,7 +63,7 @@ async def test_no_token_of_a_link_is_written_to_a_log(
     ]
 
     async with served(world) as server, httpx.AsyncClient(base_url=server.url) as client:
-        for method, path in asked:
+        for method, path in requests:
             await client.request(method, path, content=b"https://example.com/" * 3)
         assert task.result is None
         stored = await world.tasks_of(job["job_id"], job["latest_run"]["run_id"])
@@ -75,7 +75,7 @@ async def test_no_token_of_a_link_is_written_to_a_log(
 
     written = "".join(stream.getvalue() for stream in lines)
     assert (damaged.status_code, missing.status_code) == (500, 404)
-    assert written.count("request") >= len(asked)
+    assert written.count("request") >= len(requests)
     for token in tokens:
         assert token not in written
         assert token.rpartition(".")[2] not in written

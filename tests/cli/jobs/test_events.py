@@ -16,14 +16,14 @@ pytestmark = pytest.mark.slow
 def test_events_tell_what_happened_in_order(caller: Program, site: Site) -> None:
     job_id = finished(caller, site, 0, 1)
 
-    shown = caller.run("jobs", "events")
+    output = caller.run("jobs", "events")
     listed = [json.loads(line) for line in caller.run("jobs", "events", "--json").lines]
     rest = caller.run("jobs", "events", "--after", listed[0]["id"], "--json").lines
 
     kinds = ["job.created", "run.created", "run.completed"]
     assert [event["type"] for event in listed] == kinds
-    assert [line.split()[3] for line in shown.lines] == kinds
-    assert job_id in shown.lines[0]
+    assert [line.split()[3] for line in output.lines] == kinds
+    assert job_id in output.lines[0]
     assert len(rest) == 2
 
 

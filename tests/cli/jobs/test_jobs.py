@@ -78,14 +78,14 @@ def test_a_budget_that_cannot_be_read_is_refused(caller: Program, site: Site, te
 def test_submit_passes_on_what_was_asked_for(caller: Program, site: Site) -> None:
     options = ("--name", "Mine", "--external-id", "mine-1", "--max-inflight", "3")
     more = ("--attempts", "2", "--priority", "4", "--param", 'custom_headers={"A": "b"}', "--open")
-    hook = ("--webhook", "http://127.0.0.1:1/hook", "--param", "response_type=markdown")
+    hook = ("--webhook", "http://127.0.0.1:1/hook", "--param", "allowed_status_codes=404")
 
     job_id = submit(caller, site, 0, options=options + more + hook)
 
     job = told(caller.run("jobs", "show", job_id, "--json"))
     assert (job["name"], job["external_id"], job["status"]) == ("Mine", "mine-1", "open")
     assert (job["max_inflight"], job["max_attempts"], job["priority"]) == (3, 2, 4)
-    assert job["zenrows_params"] == {"response_type": "markdown", "custom_headers": "***"}
+    assert job["zenrows_params"] == {"allowed_status_codes": "404", "custom_headers": "***"}
     assert job["webhook"]["url"] == "http://127.0.0.1:1/hook"
 
 
@@ -120,7 +120,7 @@ def test_an_interrupted_watch_leaves_the_job_alone(caller: Program, site: Site) 
         ended = finish(process)
 
     assert ended.code == 130
-    assert f"`conveyor jobs watch {job_id}` looks again" in ended.err
+    assert f"`conveyor jobs watch {job_id}` watches it again" in ended.err
     assert told(caller.run("jobs", "stop", job_id, "--json"))["status"] == "stopped"
 
 
@@ -129,11 +129,11 @@ def test_list_shows_the_jobs_of_its_caller_newest_first(caller: Program, site: S
     first = submit(caller, site, 0, options=("--name", "a [red]name"))
     second = submit(caller, site, 0, options=("--open",))
 
-    shown, limited = caller.run("jobs", "list"), caller.run("jobs", "list", "--limit", "1")
+    output, limited = caller.run("jobs", "list"), caller.run("jobs", "list", "--limit", "1")
     still_open = caller.run("jobs", "list", "--status", "open", "--json")
 
-    assert shown.out.index(second) < shown.out.index(first)
-    assert "a [red]name" in shown.out
+    assert output.out.index(second) < output.out.index(first)
+    assert "a [red]name" in output.out
     assert first not in limited.out
     assert "There are more" in limited.err
     assert told(still_open)["job_id"] == second
@@ -155,13 +155,13 @@ def test_show_tells_of_a_job_and_its_runs(caller: Program, site: Site) -> None:
 def test_results_are_a_table_for_people_and_lines_for_programs(caller: Program, site: Site) -> None:
     job_id = finished(caller, site, 0, 1, MISSING)
 
-    shown = caller.run("jobs", "results", job_id)
+    output = caller.run("jobs", "results", job_id)
     lines = caller.run("jobs", "results", job_id, "--json").lines
     failed = told(caller.run("jobs", "results", job_id, "--status", "failed", "--json"))
 
-    assert shown.out.count("successful") == 2
-    assert "target_404" in shown.out
-    assert pages(site, MISSING)[0] in shown.out
+    assert output.out.count("successful") == 2
+    assert "target_404" in output.out
+    assert pages(site, MISSING)[0] in output.out
     assert sorted(json.loads(line)["index"] for line in lines) == [0, 1, 2]
     assert (failed["index"], failed["error"]["code"]) == (2, "target_404")
 
@@ -228,14 +228,14 @@ def test_a_paused_run_waits_until_it_is_resumed(caller: Program, site: Site) -> 
     with caller.start("jobs", "watch", job_id) as process:
         assert process.stderr is not None
         remarks = process.stderr.readline() + process.stderr.readline()
-        asked = len(site.request_counts)
+        requests_before = len(site.request_counts)
         resumed = caller.run("jobs", "resume", job_id, "--json")
         caller.run("jobs", "close", job_id)
         ended = finish(process)
 
     assert "paused" in paused.out
     assert f"`conveyor jobs resume {job_id}` lets it go on" in remarks
-    assert asked <= 1
+    assert requests_before <= 1
     assert told(resumed)["status"] == "running"
     assert ended.code == 1
     assert "completed" in ended.out
@@ -274,7 +274,7 @@ def test_delete_asks_first(caller: Program, site: Site) -> None:
     agreed = caller.run("jobs", "delete", job_id, stdin="y\n")
 
     assert (alone.code, refused.code, agreed.code) == (2, 1, 0)
-    assert "say --yes" in alone.err
+    assert "give --yes" in alone.err
     assert "Nothing was deleted." in refused.err
     assert "is deleted" in agreed.err
     assert caller.run("jobs", "show", job_id).code == 2
@@ -293,14 +293,14 @@ def test_delete_with_yes_does_not_ask(caller: Program, site: Site) -> None:
 def test_a_job_may_be_named_by_the_beginning_of_its_id(caller: Program, site: Site) -> None:
     job_id = submit(caller, site, 0)
 
-    shown = caller.run("jobs", "show", job_id[:22], "--json")
+    output = caller.run("jobs", "show", job_id[:22], "--json")
     listed = caller.run("jobs", "list", "--json")
     screen = StringIO()
     Console(width=60, file=screen).print(
         jobs_table([msgspec.json.decode(listed.lines[0], type=JobResponse)])
     )
 
-    assert json.loads(shown.out)["job_id"] == job_id
+    assert json.loads(output.out)["job_id"] == job_id
     assert job_id in screen.getvalue()
 
 

@@ -15,12 +15,12 @@ def test_a_schedule_is_shown_replaced_paused_and_resumed(caller: Program, site: 
     job_id = submit(caller, site, 0, options=("--every", "1d"))
     options = ("--cron", "30 9 * * mon-fri", "--timezone", "Europe/Berlin", "--overlap", "queue")
 
-    shown = caller.run("jobs", "schedule", job_id)
+    output = caller.run("jobs", "schedule", job_id)
     changed = told(caller.run("jobs", "schedule", job_id, *options, "--pause", "--json"))
     paused = caller.run("jobs", "schedule", job_id)
     resumed = told(caller.run("jobs", "schedule", job_id, "--resume", "--json"))
 
-    assert '{"rate":{"every":1,"unit":"day"}}' in shown.out
+    assert '{"rate":{"every":1,"unit":"day"}}' in output.out
     assert changed["schedule"] == {
         "cron": "30 9 * * mon-fri",
         "timezone": "Europe/Berlin",

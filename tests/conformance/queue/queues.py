@@ -26,7 +26,7 @@ async def _of_engine(name: str, data_dir: Path, clock: Clock) -> AsyncIterator[Q
 
 
 @asynccontextmanager
-async def _emulated(url: str) -> AsyncIterator[Queue]:
+async def _open_emulator(url: str) -> AsyncIterator[Queue]:
     """Queues of its own, for all tests share the server and the ids of their runs."""
     async with an_http_transport(an_access(sqs=url)) as transport:
         prefix = f"test-{next(_NUMBERS)}-"
@@ -39,4 +39,4 @@ async def _emulated(url: str) -> AsyncIterator[Queue]:
 QUEUES: dict[str, Callable[[Path, Clock], AbstractAsyncContextManager[Queue]]] = {
     name: partial(_of_engine, name) for name in ENGINES
 }
-TIMELESS: dict[str, Callable[[str], AbstractAsyncContextManager[Queue]]] = {"sqs": _emulated}
+TIMELESS: dict[str, Callable[[str], AbstractAsyncContextManager[Queue]]] = {"sqs": _open_emulator}

@@ -20,23 +20,17 @@ from typing import Any
 import httpx
 
 from conveyor.cli.demo import site_in_a_thread
-from tests.deploy.containers.stage import Stage, a_stage, until
+from tests.deploy.containers.stage import BATCHES, Stage, a_stage, until
 from tests.deploy.containers.uses import USES, Caller, start_process
-
-# The local AWS wants an action for each batch call, which no policy of AWS has.
-_BATCHES = {
-    "api": ["sqs:SendMessage"],
-    "worker": ["sqs:SendMessage", "sqs:DeleteMessage", "sqs:ChangeMessageVisibility"],
-}
 
 
 @contextmanager
 def without(stage: Stage, role: str, *actions: str) -> Iterator[None]:
     """The role has no policy that allows these actions."""
     document = stage.document(role)
-    batches = [f"{each}Batch" for each in _BATCHES[role] if each not in actions]
+    batches = [local for action, local in BATCHES[role].items() if action not in actions]
     try:
-        stage.put_document(role, role, _reduced(document, actions))
+        stage.put_document(role, role, _without(document, actions))
         stage.put_policy(role, "local-dialect", batches or ["none:None"])
         yield
     finally:
@@ -44,7 +38,7 @@ def without(stage: Stage, role: str, *actions: str) -> Iterator[None]:
         stage.allow_batches()
 
 
-def _reduced(document: dict[str, Any], removed: tuple[str, ...]) -> dict[str, Any]:
+def _without(document: dict[str, Any], removed: tuple[str, ...]) -> dict[str, Any]:
     reduced = copy.deepcopy(document)
     for statement in reduced["Statement"]:
         actions = statement["Action"]
@@ -74,13 +68,11 @@ class Removal:
 def remove(stage: Stage, caller: Caller, role: str, action: str) -> Removal:
     """Uses the action while it is missing, and reads the log of the role until it is named."""
     granted = USES[role][action]
-    act = None if granted.use is None else granted.use(caller)
+    act = granted.use(caller)
     stage.restart_ended(role)
     read_from = {container.name: len(container.text()) for container in stage.of_role(role)}
     with without(stage, role, action, *([granted.beside] if granted.beside else [])):
         check = stage.run(role, "check").stdout
-        if act is None:
-            return Removal(role, action, check, "")
         if granted.use is start_process:
             ended = stage.run(role, role)
             return Removal(role, action, check, ended.stdout + ended.stderr)
@@ -100,7 +92,7 @@ def remove(stage: Stage, caller: Caller, role: str, action: str) -> Removal:
 
 def row(removal: Removal) -> str:
     granted = USES[removal.role][removal.action]
-    log = "yes" if removal.is_named_in_the_log else granted.unseen or "NO"
+    log = "yes" if removal.is_named_in_the_log else "NO"
     check = "yes" if removal.is_named_by_the_check else "NO"
     return f"| {removal.role} | `{removal.action}` | {granted.purpose} | {check} | {log} |"
 

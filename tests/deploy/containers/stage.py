@@ -32,6 +32,19 @@ ACCOUNT, REGION = "111122223333", "us-east-1"
 ULIMITS = ("--ulimit", "nofile=10000:10000", "--ulimit", "nproc=10000:10000")
 PATIENCE_S = 300.0
 NAME = "conveyor-test-"
+# The actions of batch calls that the local AWS wants, by the action of AWS that covers the call.
+_SENDS = {
+    "sqs:SendMessage": "sqs:SendMessageBatch",
+    "dynamodb:PartiQLInsert": "dynamodb:BatchExecuteStatement",
+}
+BATCHES = {
+    "api": _SENDS,
+    "worker": {
+        **_SENDS,
+        "sqs:DeleteMessage": "sqs:DeleteMessageBatch",
+        "sqs:ChangeMessageVisibility": "sqs:ChangeMessageVisibilityBatch",
+    },
+}
 
 
 def until(what: str, holds: Callable[[], Any]) -> Any:
@@ -59,10 +72,10 @@ class Container:
         subprocess.run(["podman", "kill", self.name], check=True, capture_output=True)
 
     def text(self) -> str:
-        shown = subprocess.run(
+        process = subprocess.run(
             ["podman", "logs", self.name], capture_output=True, text=True, check=False
         )
-        return shown.stdout + shown.stderr
+        return process.stdout + process.stderr
 
 
 @dataclass(slots=True)
@@ -115,11 +128,9 @@ class Stage:
         return ended.stdout
 
     def allow_batches(self) -> None:
-        """The local AWS wants an action for each batch call. On AWS the plain action covers it."""
-        actions = ["SendMessageBatch", "DeleteMessageBatch", "ChangeMessageVisibilityBatch"]
-        for role in ("api", "worker"):
-            allowed = actions[:1] if role == "api" else actions
-            self.put_policy(role, "local-dialect", [f"sqs:{action}" for action in allowed])
+        """The local AWS wants an action for each batch call, and AWS has another for it."""
+        for role, actions in BATCHES.items():
+            self.put_policy(role, "local-dialect", list(actions.values()))
 
     def put_policy(self, role: str, name: str, actions: list[str]) -> None:
         statement = {"Effect": "Allow", "Action": actions, "Resource": "*"}
@@ -132,8 +143,10 @@ class Stage:
 
     def document(self, role: str) -> dict[str, Any]:
         """The policy of a role as CloudFormation made it."""
-        found = self.client("iam").get_role_policy(RoleName=self.role_name(role), PolicyName=role)
-        document: dict[str, Any] = found["PolicyDocument"]
+        response = self.client("iam").get_role_policy(
+            RoleName=self.role_name(role), PolicyName=role
+        )
+        document: dict[str, Any] = response["PolicyDocument"]
         return document
 
     def role_name(self, role: str) -> str:
@@ -141,8 +154,8 @@ class Stage:
         return name
 
     def outputs(self, stack: str) -> dict[str, str]:
-        (found,) = self.client("cloudformation").describe_stacks(StackName=stack)["Stacks"]
-        return {each["OutputKey"]: each["OutputValue"] for each in found["Outputs"]}
+        (response,) = self.client("cloudformation").describe_stacks(StackName=stack)["Stacks"]
+        return {each["OutputKey"]: each["OutputValue"] for each in response["Outputs"]}
 
     def secret(self, name: str) -> str:
         arn = self.outputs("conveyor-data")[name]
@@ -160,8 +173,8 @@ class Stage:
         self.client("secretsmanager").put_secret_value(SecretId=arn, SecretString=f"{keys} {key}")
 
     def definition(self, role: str) -> dict[str, Any]:
-        found = self.client("ecs").describe_task_definition(taskDefinition=f"conveyor-{role}")
-        definition: dict[str, Any] = found["taskDefinition"]
+        response = self.client("ecs").describe_task_definition(taskDefinition=f"conveyor-{role}")
+        definition: dict[str, Any] = response["taskDefinition"]
         return definition
 
     def credentials(self, role_arn: str) -> dict[str, str]:

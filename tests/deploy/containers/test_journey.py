@@ -73,9 +73,11 @@ def test_long_lists_uploads_and_deletes(stage: Stage, url: str, site: Site) -> N
         run = until(
             "the long list to be ingested",
             lambda: (
-                (found := client.get(f"/v1/jobs/{job_id}").json()["latest_run"])["stats"]["total"]
+                (latest_run := client.get(f"/v1/jobs/{job_id}").json()["latest_run"])["stats"][
+                    "total"
+                ]
                 == 12_000
-                and found
+                and latest_run
             ),
         )
         audit = client.get(f"/v1/jobs/{job_id}/runs/{run['run_id']}/audit")

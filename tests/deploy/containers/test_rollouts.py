@@ -17,7 +17,7 @@ def test_workers_are_replaced_and_removed_during_a_run(stage: Stage, url: str, s
     site.request_counts.clear()
     expected = {n: 2 if is_flaky(n) else 1 for n in range(PAGES) if not is_missing(n)}
 
-    def refetched() -> int:
+    def count_refetches() -> int:
         """How many requests more than needed the site has seen."""
         return sum(max(0, site.request_counts[n] - count) for n, count in expected.items())
 
@@ -28,8 +28,8 @@ def test_workers_are_replaced_and_removed_during_a_run(stage: Stage, url: str, s
         ]
 
         def run() -> dict[str, Any]:
-            found: dict[str, Any] = client.get(f"/v1/jobs/{job_id}").json()["latest_run"]
-            return found
+            latest_run: dict[str, Any] = client.get(f"/v1/jobs/{job_id}").json()["latest_run"]
+            return latest_run
 
         def reaches(share: float) -> None:
             until(f"{share:.0%} of the pages", lambda: run()["stats"]["completed"] >= share * PAGES)
@@ -45,18 +45,18 @@ def test_workers_are_replaced_and_removed_during_a_run(stage: Stage, url: str, s
         scaled_in, left = [each for each in stage.of_role("worker") if each not in old]
         scaled_in.stop()
         reaches(0.6)
-        drained = refetched()
+        drained = count_refetches()
         # Spot: a worker loses its machine in the middle of its fetches, without time to drain.
         stage.start("worker")
         left.kill()
-        ended = until("the run to end", lambda: (found := run())["terminal"] and found)
+        ended = until("the run to end", lambda: (latest_run := run())["terminal"] and latest_run)
         audit = client.get(f"/v1/jobs/{job_id}/runs/{ended['run_id']}/audit").json()
 
     stats = ended["stats"]
     lost, double = PAGES - stats["completed"], stats["completed"] - PAGES
-    print(f"pages {PAGES}, lost {lost}, double {max(0, double)}, refetched {refetched()}")
+    print(f"pages {PAGES}, lost {lost}, double {max(0, double)}, refetched {count_refetches()}")
     assert (stats["completed"], stats["total"]) == (PAGES, PAGES)
     assert audit["ok"] is True
     # Draining workers finish what they fetch. A killed one loses at most what it had in flight.
     assert drained <= INFLIGHT
-    assert refetched() <= 2 * INFLIGHT
+    assert count_refetches() <= 2 * INFLIGHT

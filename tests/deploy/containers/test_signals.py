@@ -58,10 +58,10 @@ def stop(name: str) -> int:
 
 
 def state(name: str) -> dict[str, int]:
-    shown = subprocess.run(["podman", "inspect", name], capture_output=True, check=True)
-    (facts,) = json.loads(shown.stdout)
-    found: dict[str, int] = facts["State"]
-    return found
+    process = subprocess.run(["podman", "inspect", name], capture_output=True, check=True)
+    (facts,) = json.loads(process.stdout)
+    container_state: dict[str, int] = facts["State"]
+    return container_state
 
 
 def handles_signals(name: str) -> bool:

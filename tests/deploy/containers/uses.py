@@ -6,17 +6,21 @@ they are failures, and the log of the process has to name the cause.
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 
 from conveyor.cli.demo import Site
+from conveyor.domain import limits
 from tests.deploy.containers.stage import Stage, until
 
 DAILY = {"rate": {"every": 1, "unit": "day"}}
@@ -24,6 +28,10 @@ DAILY = {"rate": {"every": 1, "unit": "day"}}
 LONG_TASKS, LONG_URL_CHARS = 1_500, 400
 # More than one part of an upload, which has 8 MiB.
 PARTS_BYTES = 12 * 1024 * 1024
+# Nothing answers there.
+UPLOADED = [f"http://127.0.0.1:9/{n}" for n in range(20)]
+# Pages of which an export reads few at a time, and together more than one part of an upload.
+LARGE_BYTES, LARGE_COUNT = 3 * 1024 * 1024, 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +47,8 @@ class Caller:
         with suppress(httpx.TimeoutException):
             answer = self.http.post(path, json=body)
             if answer.is_success:
-                found: dict[str, Any] = answer.json()
-                return found
+                body_json: dict[str, Any] = answer.json()
+                return body_json
         return {}
 
     def ask(self, method: str, path: str) -> None:
@@ -123,18 +131,28 @@ def submit_long_list(caller: Caller) -> Act:
     return lambda: caller.post("/v1/jobs", tasks=caller.long_list(), max_inflight=1)
 
 
-def refuse_empty_upload(caller: Caller) -> Act:
-    """An uploaded list without a line: the API removes the copy that it has made."""
-    spec = {"header": True, "fields": {"url": "link"}}
-    slot = caller.post("/v1/job_inputs", type="csv", csv=spec)
-    upload = slot["upload"]
-    trusted = ssl.create_default_context(cafile=str(caller.stage.certificate))
-    with httpx.Client(verify=trusted) as s3:
-        sent = s3.request(
-            upload["method"], upload["url"], content=b"link\r\n", headers=upload["headers"]
-        )
-    assert sent.is_success, sent.text
-    return lambda: caller.post("/v1/jobs", file_input_id=slot["file_input_id"])
+def submit_upload(*lines: str) -> Use:
+    """A list that the caller uploads. A worker ingests it, however short it is. The API removes its
+    copy of a list without lines."""
+
+    def prepare(caller: Caller) -> Act:
+        spec = {"header": True, "fields": {"url": "link"}}
+        slot = caller.post("/v1/job_inputs", type="csv", csv=spec)
+        upload = slot["upload"]
+        content = "".join(f"{line}\r\n" for line in ("link", *lines)).encode()
+        trusted = ssl.create_default_context(cafile=str(caller.stage.certificate))
+        with httpx.Client(verify=trusted) as s3:
+            sent = s3.request(
+                upload["method"], upload["url"], content=content, headers=upload["headers"]
+            )
+        assert sent.is_success, sent.text
+        return lambda: caller.post("/v1/jobs", file_input_id=slot["file_input_id"])
+
+    return prepare
+
+
+def submit_medium_list(caller: Caller) -> Act:
+    return lambda: caller.submit(limits.INLINE_TASKS_MAX + 1)
 
 
 def break_off_long_list(caller: Caller) -> Act:
@@ -180,6 +198,40 @@ def export(caller: Caller) -> Act:
     return lambda: caller.ask("POST", f"/v1/jobs/{job_id}/runs/{run_id}/exports")
 
 
+def break_off_export(caller: Caller) -> Act:
+    """The body of the last page is lost. The export is several parts long by then, and ends."""
+    with large_pages() as urls:
+        job_id = str(caller.post("/v1/jobs", tasks=[{"url": url} for url in urls]).get("job_id"))
+        until("the job to end", lambda: caller.latest_run(job_id)["terminal"])
+    run_id = caller.latest_run(job_id)["run_id"]
+    s3, bucket = caller.stage.client("s3"), caller.stage.outputs("conveyor-data")["Bucket"]
+    bodies = s3.list_objects_v2(Bucket=bucket, Prefix=f"jobs/{job_id}/runs/{run_id}/")["Contents"]
+    # The export reads the tasks in the order of their ids, which are in the keys.
+    s3.delete_object(Bucket=bucket, Key=max(body["Key"] for body in bodies))
+    return lambda: caller.ask("POST", f"/v1/jobs/{job_id}/runs/{run_id}/exports")
+
+
+@contextmanager
+def large_pages() -> Iterator[list[str]]:
+    """The URLs of pages that cannot be compressed."""
+
+    class Pages(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "application/octet-stream")
+            self.send_header("Content-Length", str(LARGE_BYTES))
+            self.end_headers()
+            self.wfile.write(os.urandom(LARGE_BYTES))
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (its name there)
+            """Does not log requests."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Pages) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield [f"http://127.0.0.1:{server.server_port}/{n}" for n in range(LARGE_COUNT)]
+        server.shutdown()
+
+
 def delete_job(caller: Caller) -> Act:
     job_id = caller.finished()
     return lambda: caller.ask("DELETE", f"/v1/jobs/{job_id}")
@@ -192,15 +244,11 @@ def start_process(caller: Caller) -> Act:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """An action of a role: what it is for, and a use of it.
-
-    Without a use the log cannot be shown here, for the reason in `unseen`. `beside` is removed
-    together with the action, because only then the program needs it.
-    """
+    """An action of a role: what it is for, and a use of it. `beside` is removed together with the
+    action, because only then the program needs it."""
 
     purpose: str
-    use: Use | None
-    unseen: str = ""
+    use: Use
     beside: str = ""
 
 
@@ -215,6 +263,7 @@ USES: dict[str, dict[str, Granted]] = {
         "dynamodb:BatchWriteItem": Granted(
             "removes pointers to rows that are gone", list_runs_after_a_loss
         ),
+        "dynamodb:PartiQLInsert": Granted("ingests a list of medium length", submit_medium_list),
         "dynamodb:ConditionCheckItem": Granted("starts an export", export),
         "sqs:CreateQueue": Granted("submits a job", submit),
         "sqs:GetQueueUrl": Granted("finds the control queue when it starts", start_process),
@@ -222,8 +271,8 @@ USES: dict[str, dict[str, Granted]] = {
         "sqs:DeleteQueue": Granted("stops a run", stop),
         "s3:GetObject": Granted("serves a page", read_page),
         "s3:PutObject": Granted("stages a long list", submit_long_list),
-        "s3:DeleteObject": Granted("removes a list that was refused", refuse_empty_upload),
-        "s3:ListBucket": Granted("removes a list that was refused", refuse_empty_upload),
+        "s3:DeleteObject": Granted("removes a list that was refused", submit_upload()),
+        "s3:ListBucket": Granted("removes a list that was refused", submit_upload()),
         "s3:AbortMultipartUpload": Granted("ends a list that breaks off", break_off_long_list),
     },
     "worker": {
@@ -234,6 +283,7 @@ USES: dict[str, dict[str, Granted]] = {
         "dynamodb:UpdateItem": Granted("claims and settles tasks", submit),
         "dynamodb:DeleteItem": Granted("gives leases back", submit),
         "dynamodb:BatchWriteItem": Granted("deletes the rows of a job", delete_job),
+        "dynamodb:PartiQLInsert": Granted("ingests long lists", submit_upload(*UPLOADED)),
         "dynamodb:ConditionCheckItem": Granted(
             "hands back a task that was never tried", submit, beside="s3:PutObject"
         ),
@@ -243,19 +293,15 @@ USES: dict[str, dict[str, Granted]] = {
         "sqs:DeleteQueue": Granted("ends a run", submit),
         "sqs:GetQueueUrl": Granted("finds the queue of a run", submit),
         "sqs:GetQueueAttributes": Granted("measures what is left of a run", submit_long_list),
-        "sqs:SendMessage": Granted("enqueues the tasks of a long list", submit_long_list),
+        "sqs:SendMessage": Granted("enqueues the tasks of a long list", submit_upload(*UPLOADED)),
         "sqs:ReceiveMessage": Granted("takes tasks", submit),
         "sqs:DeleteMessage": Granted("acknowledges tasks", submit),
         "sqs:ChangeMessageVisibility": Granted("delays a retry", submit),
-        "s3:GetObject": Granted("reads long lists, writes exports", submit_long_list),
+        "s3:GetObject": Granted("reads long lists, writes exports", submit_upload(*UPLOADED)),
         "s3:PutObject": Granted("stores pages and exports", submit),
         "s3:DeleteObject": Granted("deletes the pages of a job", delete_job),
         "s3:ListBucket": Granted("deletes the pages of a job", delete_job),
-        "s3:AbortMultipartUpload": Granted(
-            "ends an export that breaks off",
-            None,
-            unseen="needs an export that breaks off; the API makes the same call",
-        ),
+        "s3:AbortMultipartUpload": Granted("ends an export that breaks off", break_off_export),
         "states:SendTaskSuccess": Granted("ends a task of Step Functions", finish_workflow),
         "states:SendTaskFailure": Granted("ends a task of Step Functions", stop_workflow),
     },

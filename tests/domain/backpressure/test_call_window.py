@@ -22,13 +22,19 @@ waits = st.one_of(st.none(), st.floats(-1e9, 1e9))
 
 
 def _answer(window: CallWindow, **fields: object) -> CallWindow:
-    told = {"limit": None, "remaining": None, "inflight": window.capacity, "now": 0.0, **fields}
-    return window.note_answer(**told)  # type: ignore[arg-type]
+    arguments = {
+        "limit": None,
+        "remaining": None,
+        "inflight": window.capacity,
+        "now": 0.0,
+        **fields,
+    }
+    return window.note_answer(**arguments)  # type: ignore[arg-type]
 
 
 def _refuse(window: CallWindow, now: float, inflight: int, **fields: object) -> CallWindow:
-    told = {"limit": None, "began_at": now, "retry_after_s": None, **fields}
-    return window.note_refusal(now=now, inflight=inflight, random=Random(1), **told)  # type: ignore[arg-type]
+    arguments = {"limit": None, "began_at": now, "retry_after_s": None, **fields}
+    return window.note_refusal(now=now, inflight=inflight, random=Random(1), **arguments)  # type: ignore[arg-type]
 
 
 @given(st.lists(st.tuples(st.booleans(), numbers, numbers, waits, st.floats(0, 100))))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from conveyor.domain.backpressure.gateway_health import (
-    DOUBT_S_ANSWERED,
+    DOUBT_S_AGAIN,
     DOUBT_S_FEW,
     DOUBT_S_HOST,
     FAILURES_TO_OPEN,
@@ -117,13 +118,39 @@ def test_one_target_alone_opens_no_circuit_and_is_at_fault_after_a_time() -> Non
     assert _fail(health, "poison", now)[1]
 
 
-def test_two_targets_that_are_left_over_are_at_fault_soon_if_the_gateway_answered_lately() -> None:
-    health = GatewayHealth().note_answer(began_at=0.0)
-    for target in ("a", "b"):
-        health, _ = _fail(health, target, 1.5)
+def _prove(health: GatewayHealth, target: str, now: float) -> GatewayHealth:
+    """The target fails twice while calls around are answered: it is at fault."""
+    health, _ = _fail(health.note_answer(began_at=now - 0.1), target, now)
+    health, is_at_fault = _fail(health.note_answer(began_at=now + 0.9), target, now + 1.0)
+    assert is_at_fault
+    return health.note_answer(began_at=now + 1.1)
 
-    assert not _fail(health, "a", 1.5 + DOUBT_S_ANSWERED / 2)[1]
-    assert _fail(health, "a", 1.6 + DOUBT_S_ANSWERED)[1]
+
+def test_targets_that_were_at_fault_and_are_left_over_are_at_fault_again_soon() -> None:
+    health = _prove(_prove(GatewayHealth(), "a", 1.0), "b", 1.0)
+    for second in (4.0, 5.0):  # The first counts the failure of second 2, which is proven now.
+        for target in ("a", "b"):
+            health, _ = _fail(health, target, second)
+
+    assert not _fail(health, "a", 5.0 + DOUBT_S_AGAIN / 2)[1]
+    assert _fail(health, "a", 5.1 + DOUBT_S_AGAIN)[1]
+
+
+@pytest.mark.parametrize("proven", [(), ("p",)])
+@pytest.mark.parametrize("targets", [("a",), ("a", "b")])
+def test_an_outage_that_begins_after_an_answer_fails_no_page_of_a_small_job(
+    targets: tuple[str, ...], proven: tuple[str, ...]
+) -> None:
+    """Nothing else is called that could prove the outage (seed 540): five minutes of it."""
+    health = GatewayHealth().note_answer(began_at=0.0)
+    for target in proven:
+        health = _prove(health, target, 1.0)
+        health, _ = _fail(health, target, 4.0)  # This counts the failure of second 2.
+
+    for second in range(5, 300):
+        for target in (*targets, *proven):
+            health, is_at_fault = _fail(health, target, float(second))
+            assert not is_at_fault
 
 
 def test_many_targets_of_one_host_are_at_fault_after_an_hour() -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conveyor.domain import limits
-from conveyor.domain.backpressure import permits
+from conveyor.domain import limits, timing
 from conveyor.domain.model import HostLimit, HostLimits, RowsOf, TaskStatus
 from conveyor.domain.run.ingestion import matches_filter
 from conveyor.domain.submit.target import host_of
@@ -14,10 +13,10 @@ from tests.builders import RUN, a_task
 
 def test_a_host_that_is_named_has_its_own_limits_and_no_others() -> None:
     special = HostLimit(rate_per_s=0.5)
-    given = HostLimits(HostLimit(concurrency=2), {"slow.example": special})
+    host_limits = HostLimits(HostLimit(concurrency=2), {"slow.example": special})
 
-    assert given.limit_for("slow.example") == special
-    assert given.limit_for("fast.example") == HostLimit(concurrency=2)
+    assert host_limits.limit_for("slow.example") == special
+    assert host_limits.limit_for("fast.example") == HostLimit(concurrency=2)
 
 
 def test_the_host_of_a_url_is_told_without_its_port_and_in_lower_case() -> None:
@@ -45,11 +44,11 @@ def test_a_line_that_was_never_a_good_url_has_no_host() -> None:
     ],
 )
 def test_turns_come_as_often_as_the_stricter_limit_allows(limit: HostLimit, seconds: float) -> None:
-    assert permits.host_interval_s(limit, fetch_s=2.0) == pytest.approx(seconds)
+    assert timing.host_interval_s(limit, fetch_s=2.0) == pytest.approx(seconds)
 
 
 def test_a_wait_is_bounded_and_short_while_the_pace_is_a_guess() -> None:
-    assert permits.host_wait_s(100.0, now=99.0, is_sure=True) == 1.0
-    assert permits.host_wait_s(100.0, now=200.0, is_sure=True) == limits.HOST_WAIT_S_MIN
-    assert permits.host_wait_s(10_000.0, now=0.0, is_sure=True) == limits.BOUNCE_S_MAX
-    assert permits.host_wait_s(10_000.0, now=0.0, is_sure=False) == limits.BOUNCE_S_MIN
+    assert timing.host_wait_s(100.0, now=99.0, is_sure=True) == 1.0
+    assert timing.host_wait_s(100.0, now=200.0, is_sure=True) == limits.HOST_WAIT_S_MIN
+    assert timing.host_wait_s(10_000.0, now=0.0, is_sure=True) == limits.BOUNCE_S_MAX
+    assert timing.host_wait_s(10_000.0, now=0.0, is_sure=False) == limits.BOUNCE_S_MIN

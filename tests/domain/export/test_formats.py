@@ -68,7 +68,7 @@ def made(export: Export, entries: Sequence[Entry], *, at_once: int = 3) -> tuple
     return b"".join([*pieces, encoder.end(manifest)]), manifest
 
 
-def saved(folder: Path, export: Export, entries: Sequence[Entry]) -> Path:
+def save(folder: Path, export: Export, entries: Sequence[Entry]) -> Path:
     content, manifest = made(export, entries)
     path = folder / f"export.{ENCODERS[export.format].suffix}"
     path.write_bytes(content)
@@ -92,7 +92,7 @@ MIXED = [
 def test_a_file_agrees_with_its_manifest(
     tmp_path: Path, kind: ExportFormat, entries: list[Entry]
 ) -> None:
-    manifest = verify_export(saved(tmp_path, an_export(format=kind), entries))
+    manifest = verify_export(save(tmp_path, an_export(format=kind), entries))
 
     assert manifest.entries == len(entries)
     assert manifest.body_bytes == sum(entry.size_bytes for entry in entries)
@@ -111,7 +111,7 @@ def test_the_same_entries_make_the_same_bytes_however_they_are_grouped(kind: Exp
 @pytest.mark.parametrize("kind", ExportFormat)
 def test_a_file_with_one_task_less_does_not_agree(tmp_path: Path, kind: ExportFormat) -> None:
     export = an_export(format=kind)
-    path = saved(tmp_path, export, MIXED)
+    path = save(tmp_path, export, MIXED)
     _, manifest = made(export, MIXED)
     encoder = ENCODERS[kind](export)
     bodies = encoder.begin() + encoder.encode(MIXED[1:])
@@ -129,7 +129,7 @@ def test_a_file_that_was_damaged_anywhere_never_passes_for_another(
     tmp_path_factory: pytest.TempPathFactory, kind: ExportFormat, data: st.DataObject
 ) -> None:
     """Either it is noticed, or every body and every count is as it was."""
-    path = saved(tmp_path_factory.mktemp("damaged"), an_export(format=kind), MIXED)
+    path = save(tmp_path_factory.mktemp("damaged"), an_export(format=kind), MIXED)
     honest = verify_export(path)
     content = bytearray(path.read_bytes())
     at = data.draw(st.integers(0, len(content) - 1))

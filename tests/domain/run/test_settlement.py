@@ -31,7 +31,7 @@ PROBLEM = errors.make_problem("blocked", "Blocked", 403)
 FREE = Cost()
 
 
-def claimed_task(**fields: Any) -> Task:
+def a_claimed_task(**fields: Any) -> Task:
     started: dict[str, Any] = {"claim": 4, "attempts": 2, "started_at": T0, "claim_until": T0 + 90}
     return a_task(status=TaskStatus.PROCESSING, **{**started, **fields})
 
@@ -62,7 +62,7 @@ def test_a_claim_is_counted_when_work_starts_and_an_attempt_is_not() -> None:
 
 
 def test_a_claim_that_was_applied_hands_out_the_row_as_written() -> None:
-    task = claimed_task()
+    task = a_claimed_task()
 
     assert settlement.claim_result(Applied((task,)), now=T0) == Claimed(task)
 
@@ -75,7 +75,7 @@ def test_a_claim_of_a_terminal_task_says_that_it_is_done(status: TaskStatus) -> 
 
 
 def test_a_claim_of_a_task_in_hand_says_until_when() -> None:
-    row = claimed_task(claim_until=T0 + 40)
+    row = a_claimed_task(claim_until=T0 + 40)
 
     verdict = Stale(key_of(row), row)
 
@@ -91,7 +91,7 @@ def test_a_claim_of_a_row_that_is_not_there_finds_no_task() -> None:
 
 
 def test_a_heartbeat_is_refused_once_the_claim_has_another_number() -> None:
-    task = claimed_task()
+    task = a_claimed_task()
 
     (update,) = settlement.extend_claim(ref_to(task), task, now=T0 + 10).writes
 
@@ -117,7 +117,7 @@ def _every_way_out(task: Task) -> dict[str, Change]:
 
 @pytest.mark.parametrize("way", ["succeed", "fail", "release", "hand back"])
 def test_every_way_out_of_a_claim_is_fenced_by_its_number(way: str) -> None:
-    flip, _ = updates_of(_every_way_out(claimed_task())[way])
+    flip, _ = updates_of(_every_way_out(a_claimed_task())[way])
 
     assert flip.guard.equals == (("claim", 4),)
     assert flip.guard.status_in == frozenset({TaskStatus.PROCESSING})
@@ -136,14 +136,14 @@ def test_every_way_out_of_a_claim_is_fenced_by_its_number(way: str) -> None:
 def test_a_draining_gate_lets_tasks_go_back_but_not_settle(
     way: str, gates: frozenset[CounterState]
 ) -> None:
-    _, count = updates_of(_every_way_out(claimed_task())[way])
+    _, count = updates_of(_every_way_out(a_claimed_task())[way])
 
     assert count.guard.status_in == gates
     assert (CounterState.DRAINING in gates) is (way in {"release", "hand back"})
 
 
 def test_a_success_counts_once_in_the_same_change() -> None:
-    task = claimed_task()
+    task = a_claimed_task()
 
     flip, count = updates_of(
         settlement.succeed(ref_to(task), task, RESULT, spent=Cost(5, 700), now=T0 + 3)
@@ -164,7 +164,7 @@ def test_a_success_counts_once_in_the_same_change() -> None:
 
 @pytest.mark.parametrize("reason", list(FailureReason))
 def test_a_failure_is_counted_under_its_reason(reason: FailureReason) -> None:
-    task = claimed_task()
+    task = a_claimed_task()
 
     flip, count = updates_of(
         settlement.fail(ref_to(task), task, reason, PROBLEM, spent=FREE, now=T0)
@@ -177,7 +177,7 @@ def test_a_failure_is_counted_under_its_reason(reason: FailureReason) -> None:
 
 
 def test_a_retry_counts_as_being_between_tries_and_what_it_cost() -> None:
-    task = claimed_task()
+    task = a_claimed_task()
 
     flip, count = updates_of(
         settlement.release_for_retry(ref_to(task), task, PROBLEM, spent=Cost(1), now=T0)
@@ -189,7 +189,7 @@ def test_a_retry_counts_as_being_between_tries_and_what_it_cost() -> None:
 
 
 def test_handing_back_counts_no_attempt_and_leaves_no_history() -> None:
-    task = claimed_task()
+    task = a_claimed_task()
 
     flip, count = updates_of(settlement.release_claim(ref_to(task), task, now=T0))
 
@@ -200,7 +200,7 @@ def test_handing_back_counts_no_attempt_and_leaves_no_history() -> None:
 
 
 def test_every_try_is_kept_in_the_history() -> None:
-    task = claimed_task(attempts=0)
+    task = a_claimed_task(attempts=0)
     first, _ = updates_of(
         settlement.release_for_retry(ref_to(task), task, PROBLEM, spent=Cost(2), now=T0 + 1)
     )
@@ -216,40 +216,40 @@ def test_every_try_is_kept_in_the_history() -> None:
 def test_an_applied_settle_carries_the_counters_behind_it() -> None:
     stats = a_stats(admitted=2, done=1)
 
-    assert settlement.settle_result(Applied((a_task(), stats)), claimed_task()) == Settled(stats)
+    assert settlement.settle_result(Applied((a_task(), stats)), a_claimed_task()) == Settled(stats)
 
 
 def test_more_tasks_done_than_admitted_is_our_bug_not_an_answer() -> None:
     stats = a_stats(admitted=1, done=2)
 
     with pytest.raises(AssertionError, match="more tasks are done"):
-        settlement.settle_result(Applied((a_task(), stats)), claimed_task())
+        settlement.settle_result(Applied((a_task(), stats)), a_claimed_task())
 
 
 def test_a_settle_at_a_gate_that_is_not_open_lets_go() -> None:
     stats = a_stats(status=CounterState.CLOSED)
 
-    assert settlement.settle_result(Stale(key_of(stats), stats), claimed_task()) == RunClosed()
-    assert settlement.settle_result(Missing(key_of(stats)), claimed_task()) == RunClosed()
+    assert settlement.settle_result(Stale(key_of(stats), stats), a_claimed_task()) == RunClosed()
+    assert settlement.settle_result(Missing(key_of(stats)), a_claimed_task()) == RunClosed()
 
 
 def test_a_worker_that_lost_its_claim_hears_so() -> None:
-    mine = claimed_task(claim=4)
-    row = claimed_task(claim=5)
+    mine = a_claimed_task(claim=4)
+    row = a_claimed_task(claim=5)
 
     assert settlement.settle_result(Stale(key_of(row), row), mine) == LostClaim()
 
 
 @pytest.mark.parametrize("status", [TaskStatus.SUCCESSFUL, TaskStatus.FAILED, TaskStatus.PENDING])
 def test_a_refusal_by_our_own_earlier_try_is_a_settle(status: TaskStatus) -> None:
-    mine = claimed_task(claim=4)
+    mine = a_claimed_task(claim=4)
     row = a_task(status=status, claim=4, attempts=mine.attempts + 1)
 
     assert settlement.settle_result(Stale(key_of(row), row), mine) == Settled(None)
 
 
 def test_a_task_that_its_own_worker_handed_back_is_not_settled() -> None:
-    mine = claimed_task(claim=4)
+    mine = a_claimed_task(claim=4)
     row = a_task(status=TaskStatus.PENDING, claim=4, attempts=mine.attempts)
 
     assert settlement.settle_result(Stale(key_of(row), row), mine) == LostClaim()
@@ -264,8 +264,8 @@ def test_the_last_task_of_a_shard_is_worth_a_look() -> None:
 def test_a_task_that_keeps_losing_its_workers_comes_to_an_end() -> None:
     claims = 1 + limits.LOST_WORKERS_MAX + 2 + 5
 
-    last = claimed_task(attempts=2, handed_back=5, claim=claims)
-    over = claimed_task(attempts=2, handed_back=5, claim=claims + 1)
+    last = a_claimed_task(attempts=2, handed_back=5, claim=claims)
+    over = a_claimed_task(attempts=2, handed_back=5, claim=claims + 1)
 
     assert settlement.lost_workers_problem(last) is None
     problem = settlement.lost_workers_problem(over)
@@ -277,7 +277,7 @@ def test_there_is_a_retry_as_long_as_attempts_are_left() -> None:
     random = Random(1)
 
     def delay(attempts: int) -> float | None:
-        task = claimed_task(attempts=attempts)
+        task = a_claimed_task(attempts=attempts)
         return settlement.may_retry(
             task, FailureReason.TIMEOUT, attempts_max=3, retry_after_s=None, random=random
         )
@@ -353,7 +353,7 @@ def test_a_first_delivery_of_a_missing_or_ended_task_is_not_held() -> None:
     "row",
     [
         a_task(claim=1, attempts=1),
-        claimed_task(),
+        a_claimed_task(),
         a_task(status=TaskStatus.PROCESSING, claim_until=T0 + 20, started_at=T0 - 30),
         DamagedTask(**msgspec.structs.asdict(a_task()), damaged=("url",)),
     ],
@@ -413,4 +413,4 @@ def test_a_first_delivery_is_in_the_row_only_after_a_heartbeat(
     age_s: float, is_written: bool
 ) -> None:
     assert settlement.is_written(first_delivery(), now=T0 + age_s) is is_written
-    assert settlement.is_written(claimed_task(), now=T0 + age_s)
+    assert settlement.is_written(a_claimed_task(), now=T0 + age_s)

@@ -70,11 +70,11 @@ CAUSES = [
 
 @pytest.mark.parametrize(("known", "reason"), CAUSES, ids=[cause for _, cause in CAUSES])
 def test_the_nearest_cause_is_the_one_that_is_told(known: RunFacts, reason: WaitReason) -> None:
-    told = explain(known)
+    explanation = explain(known)
 
-    assert told is not None
-    assert told.reason is reason
-    assert told.detail
+    assert explanation is not None
+    assert explanation.reason is reason
+    assert explanation.detail
 
 
 def test_every_cause_can_be_told() -> None:
@@ -99,7 +99,7 @@ def test_a_run_that_moves_or_is_over_waits_for_nothing(known: RunFacts) -> None:
 
 
 def test_a_cause_holds_since_whoever_saw_it_first() -> None:
-    told = explain(
+    explanation = explain(
         facts(
             inflight=4,
             sightings=(
@@ -110,8 +110,8 @@ def test_a_cause_holds_since_whoever_saw_it_first() -> None:
         )
     )
 
-    assert told is not None
-    assert (told.since, told.detail) == (T0 + 2, "4 of 4 in flight")
+    assert explanation is not None
+    assert (explanation.since, explanation.detail) == (T0 + 2, "4 of 4 in flight")
 
 
 def test_the_time_left_follows_from_what_ended_lately_everywhere() -> None:
@@ -133,3 +133,22 @@ def test_the_time_left_follows_from_what_ended_lately_everywhere() -> None:
 )
 def test_a_time_that_nobody_can_know_is_not_told(known: RunFacts) -> None:
     assert eta_s(known) is None
+
+
+def test_slots_that_are_kept_for_others_do_not_count_as_usable() -> None:
+    worker = WorkerReport(capacity=300, inflight=200, usable=200)
+    waiting = explain(facts(sightings=seen(WaitReason.WORKERS_BUSY), workers=(worker,)))
+
+    assert waiting is not None
+    assert waiting.detail == "other runs use 200 of 200 slots"
+
+
+def test_a_worker_of_an_earlier_release_reports_all_its_slots() -> None:
+    assert WorkerReport(50, 10).usable_slots == 50
+    assert WorkerReport(300, 210, usable=200).usable_slots == 210
+
+
+def test_a_run_without_a_budget_left_has_no_estimated_end() -> None:
+    report = RunReport(WaitReason.BUDGET, T0, rate=0.01)
+
+    assert eta_s(facts(sightings=(report,))) is None

@@ -55,7 +55,7 @@ def tasks_of(run: Run, lines: Sequence[TaskSpec]) -> list[Task]:
     return admission.make_tasks(lines, ORIGIN, run, T0)
 
 
-def inserted(change: Change, kind: type[Row]) -> list[Row]:
+def inserts_of(change: Change, kind: type[Row]) -> list[Row]:
     rows = [write.row for write in change.writes if isinstance(write, Insert)]
     return [row for row in rows if isinstance(row, kind)]
 
@@ -154,13 +154,13 @@ def test_a_new_job_brings_run_gates_batch_and_tasks_in_one_change() -> None:
     change = admission.new_job(a_job(), run, batch, tasks)
 
     assert all(isinstance(write, Insert) for write in change.writes)
-    stats = [row for row in inserted(change, ShardCounters) if isinstance(row, ShardCounters)]
+    stats = [row for row in inserts_of(change, ShardCounters) if isinstance(row, ShardCounters)]
     assert [row.shard for row in stats] == [0, 1, 2]
     assert all(row.status is CounterState.OPEN for row in stats)
     assert sum(row.admitted for row in stats) == 3
     assert sum(row.done for row in stats) == 1
-    assert inserted(change, Task) == tasks
-    assert len(inserted(change, Event)) == 2
+    assert inserts_of(change, Task) == tasks
+    assert len(inserts_of(change, Event)) == 2
     assert len(change.writes) == 1 + 1 + 3 + 1 + 3 + 2
 
 

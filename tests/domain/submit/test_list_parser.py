@@ -189,11 +189,11 @@ def test_a_quote_that_is_never_closed_spoils_one_record_of_bounded_length() -> N
     row = b"https://a.b/1,x\n"
     content = b'"open\n' + row * (2 * limits.LIST_LINE_BYTES_MAX // len(row))
 
-    found = flaws(CSV, content)
+    problems = flaws(CSV, content)
 
-    assert found[0] == "line_too_long"
-    assert set(found[1:]) == {None}
-    assert len(found) > limits.LIST_LINE_BYTES_MAX // len(row)
+    assert problems[0] == "line_too_long"
+    assert set(problems[1:]) == {None}
+    assert len(problems) > limits.LIST_LINE_BYTES_MAX // len(row)
 
 
 def test_more_lines_than_a_list_may_have_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:

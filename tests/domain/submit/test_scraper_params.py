@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 from conveyor.domain import limits
 from conveyor.domain.model import Format
 from conveyor.domain.submit.scraper_params import (
+    DIRECT_PARAMS,
+    DIRECT_SUPPORT,
     PARAMS,
+    REMOTE_SUPPORT,
     RESPONSE_TYPES,
     InvalidParam,
     check_params,
@@ -22,9 +25,9 @@ from conveyor.domain.submit.scraper_params import (
 PLAIN = PARAMS.keys() - {"allowed_status_codes", "custom_headers", "mode", "response_type"}
 
 
-def reason_of(given: dict[str, object]) -> str:
+def reason_of(params_in: dict[str, object]) -> str:
     with pytest.raises(InvalidParam) as refusal:
-        check_params(given)
+        check_params(params_in)
     return refusal.value.reason
 
 
@@ -37,10 +40,10 @@ def test_the_parameters_are_those_of_the_contract_and_extract() -> None:
 
 
 def test_all_parameters_have_a_size_together() -> None:
-    given: dict[str, object] = {"css_extractor": "x" * 14_000, "js_instructions": "y" * 15_000}
+    params_in: dict[str, object] = {"css_extractor": "x" * 14_000, "js_instructions": "y" * 15_000}
 
     with pytest.raises(InvalidParam, match=r"js_instructions is too long: all parameters may take"):
-        check_params(given)
+        check_params(params_in)
 
 
 @pytest.mark.parametrize("key", sorted(PLAIN))
@@ -84,7 +87,7 @@ def test_enumerated_parameters_take_only_their_values() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("params_in", "expected"),
     [
         ({}, Format.HTML),
         ({"js_render": True}, Format.HTML),
@@ -99,18 +102,18 @@ def test_enumerated_parameters_take_only_their_values() -> None:
     ],
 )
 def test_a_chosen_response_type_outranks_what_parsing_would_give(
-    given: dict[str, object], expected: Format
+    params_in: dict[str, object], expected: Format
 ) -> None:
-    assert derive_format(check_params(given).values) is expected
+    assert derive_format(check_params(params_in).values) is expected
 
 
 def test_every_format_has_a_content_type() -> None:
     assert all("/" in content_type_of(body_format) for body_format in Format)
 
 
-@pytest.mark.parametrize("given", [{"X-One": "1"}, '{"X-One": "1"}'])
-def test_headers_come_as_an_object_or_as_its_text(given: object) -> None:
-    params = check_params({"custom_headers": given, "wait": 5})
+@pytest.mark.parametrize("params_in", [{"X-One": "1"}, '{"X-One": "1"}'])
+def test_headers_come_as_an_object_or_as_its_text(params_in: object) -> None:
+    params = check_params({"custom_headers": params_in, "wait": 5})
 
     assert params.headers == {"X-One": "1"}
     assert params.values == {"wait": "5"}
@@ -207,3 +210,24 @@ def test_anything_else_is_no_list_of_statuses(text: object) -> None:
 @pytest.mark.parametrize("key", sorted(PARAMS))
 def test_no_number_is_too_large_to_be_refused(key: str) -> None:
     assert reason_of({key: 10**5000}) == "invalid_param_value"
+
+
+@pytest.mark.parametrize("key", sorted(PARAMS))
+def test_each_parameter_is_honoured_or_refused_by_a_direct_fetch(key: str) -> None:
+    honoured = {"allowed_status_codes", "custom_headers", "original_status"}
+
+    unsupported = DIRECT_SUPPORT.find_unsupported({key: "auto"})
+
+    assert unsupported == ([] if key in honoured else [key])
+    assert (key in DIRECT_PARAMS) == (key in honoured)
+    assert REMOTE_SUPPORT.find_unsupported({key: "auto"}) == []
+
+
+@pytest.mark.parametrize("value", ["false", "False", "0", ""])
+def test_a_parameter_that_is_off_needs_no_gateway(value: str) -> None:
+    DIRECT_SUPPORT.check({"js_render": value, "premium_proxy": value})
+
+
+def test_a_refused_parameter_is_named_with_the_remedy() -> None:
+    with pytest.raises(InvalidParam, match=r"^js_render needs a gateway .*CONVEYOR_GATEWAY_URL"):
+        DIRECT_SUPPORT.check({"js_render": "true"})

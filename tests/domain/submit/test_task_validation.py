@@ -17,6 +17,7 @@ from conveyor.domain.submit.admission import (
     check_task,
     invalid_task,
 )
+from conveyor.domain.submit.scraper_params import DIRECT_SUPPORT, REMOTE_SUPPORT
 from conveyor.domain.submit.target import TargetPolicy
 
 URL = "https://example.com/page"
@@ -26,7 +27,7 @@ OPEN_WORLD = TargetPolicy()
 def checked(**fields: Any) -> tuple[TaskSpec, Secrets | None]:
     if "body" in fields:
         fields["body"] = msgspec.Raw(fields["body"])
-    return check_task(3, TaskDraft(**{"url": URL, **fields}), {}, OPEN_WORLD)
+    return check_task(3, TaskDraft(**{"url": URL, **fields}), {}, OPEN_WORLD, REMOTE_SUPPORT)
 
 
 def refusal_of(**fields: Any) -> Refusal:
@@ -66,7 +67,7 @@ def test_a_url_that_is_not_fetched_is_refused_with_its_reason(url: object, reaso
 def test_a_gateway_elsewhere_decides_about_its_own_targets() -> None:
     draft = TaskDraft(url="http://10.0.0.1:8080/")
 
-    spec, _ = check_task(0, draft, {}, None)
+    spec, _ = check_task(0, draft, {}, None, REMOTE_SUPPORT)
 
     assert spec.url == "http://10.0.0.1:8080/"
 
@@ -96,16 +97,16 @@ def test_a_refusal_shows_only_printable_text() -> None:
     msgspec.json.encode(invalid_task(0, refusal))
 
 
-@pytest.mark.parametrize("given", ["GET", "get", "Post", "POST"])
-def test_methods_are_read_in_any_case(given: str) -> None:
-    spec, _ = checked(method=given)
+@pytest.mark.parametrize("value", ["GET", "get", "Post", "POST"])
+def test_methods_are_read_in_any_case(value: str) -> None:
+    spec, _ = checked(method=value)
 
-    assert spec.method is Method(given.upper())
+    assert spec.method is Method(value.upper())
 
 
-@pytest.mark.parametrize("given", ["PUT", "", "TRACE", 5, ["GET"]])
-def test_other_methods_are_unsupported(given: object) -> None:
-    assert refusal_of(method=given).reason == "unsupported_method"
+@pytest.mark.parametrize("value", ["PUT", "", "TRACE", 5, ["GET"]])
+def test_other_methods_are_unsupported(value: object) -> None:
+    assert refusal_of(method=value).reason == "unsupported_method"
 
 
 @pytest.mark.parametrize("key", ["js_render", "js_instructions", "json_response"])
@@ -114,9 +115,18 @@ def test_a_post_cannot_be_rendered(key: str, where: str) -> None:
     draft = TaskDraft(url=URL, method="POST", params={key: True} if where == "task" else None)
 
     with pytest.raises(Refusal) as refusal:
-        check_task(0, draft, {key: "true"} if where == "job" else {}, OPEN_WORLD)
+        check_task(0, draft, {key: "true"} if where == "job" else {}, OPEN_WORLD, REMOTE_SUPPORT)
 
     assert (refusal.value.reason, refusal.value.value) == ("method_param_conflict", key)
+
+
+def test_a_line_that_the_gateway_cannot_fetch_is_refused_by_its_parameter() -> None:
+    draft = TaskDraft(url=URL, params={"js_render": True})
+
+    with pytest.raises(Refusal) as refusal:
+        check_task(0, draft, {}, OPEN_WORLD, DIRECT_SUPPORT)
+
+    assert (refusal.value.reason, refusal.value.value) == ("unsupported_param", "js_render")
 
 
 def test_a_body_that_is_text_is_a_form() -> None:
@@ -164,9 +174,9 @@ def test_a_body_that_is_nested_too_deeply_is_refused_or_sent_as_it_is() -> None:
 
 
 def test_metadata_has_a_size_in_bytes_too() -> None:
-    given = {f"key{n}": "\N{SNOWMAN}" * limits.METADATA_VALUE_CHARS_MAX for n in range(20)}
+    value = {f"key{n}": "\N{SNOWMAN}" * limits.METADATA_VALUE_CHARS_MAX for n in range(20)}
 
-    assert refusal_of(metadata=given).reason == "metadata_too_large"
+    assert refusal_of(metadata=value).reason == "metadata_too_large"
 
 
 def test_a_task_that_is_too_large_as_a_whole_is_refused() -> None:
@@ -176,9 +186,9 @@ def test_a_task_that_is_too_large_as_a_whole_is_refused() -> None:
     assert refusal_of(method="POST", body=body, metadata=metadata).reason == "task_too_large"
 
 
-@pytest.mark.parametrize("given", ["", "a b", "x" * 129, "ä", "a/b", "a#b", "a\n", 5, ["a"]])
-def test_an_external_id_has_a_narrow_alphabet(given: object) -> None:
-    assert refusal_of(external_id=given).reason == "invalid_external_id"
+@pytest.mark.parametrize("value", ["", "a b", "x" * 129, "ä", "a/b", "a#b", "a\n", 5, ["a"]])
+def test_an_external_id_has_a_narrow_alphabet(value: object) -> None:
+    assert refusal_of(external_id=value).reason == "invalid_external_id"
 
 
 def test_an_external_id_of_the_alphabet_is_kept() -> None:
@@ -188,7 +198,7 @@ def test_an_external_id_of_the_alphabet_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "reason"),
+    ("value", "reason"),
     [
         ("text", "metadata_too_large"),
         (["a"], "metadata_too_large"),
@@ -201,8 +211,8 @@ def test_an_external_id_of_the_alphabet_is_kept() -> None:
         ({"k": "\ud800"}, "metadata_key_invalid"),
     ],
 )
-def test_metadata_is_a_small_map_of_text(given: object, reason: str) -> None:
-    refusal = refusal_of(metadata=given)
+def test_metadata_is_a_small_map_of_text(value: object, reason: str) -> None:
+    refusal = refusal_of(metadata=value)
 
     assert refusal.reason == reason
     msgspec.json.encode(invalid_task(0, refusal))

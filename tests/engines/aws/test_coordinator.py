@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, suppress
 from random import Random
 
 import pytest
 
 from conveyor.engines.aws.client.client import AwsClient
+from conveyor.engines.aws.client.service_clock import ServiceClock
 from conveyor.engines.aws.coordinator import SKEW_S, DynamoCoordinator
+from conveyor.engines.aws.errors import AwsError
 from tests.aws import an_access, an_aws_client, an_http_transport
 from tests.builders import JOB, RUN, ManualClock
 from tests.conformance.coordinators import a_space, a_table_of_leases
@@ -77,3 +80,41 @@ async def test_a_mark_that_was_taken_back_is_gone_for_who_is_behind_the_time(
     await owner.put_status("owner", {"workers": ""}, ttl_s=0)
 
     assert await reader.list_status("workers") == []
+
+
+DAY_S = 86_400.0
+
+
+@pytest.mark.parametrize("step_s", [-40 * DAY_S, -DAY_S, -3_600.0, 3_600.0, DAY_S, 40 * DAY_S])
+async def test_a_clock_that_is_set_hides_no_lease_of_a_worker_and_frees_none(
+    ministack: str, step_s: float
+) -> None:
+    """A stop would tell its caller that no fetch is open (SPEC.md 4.13), whether the clock of the
+    worker was set or that of the process that counts."""
+    table, machines = a_space(), [ManualClock(), ManualClock()]
+    async with AsyncExitStack() as stack:
+        holder, other = [
+            await _open_coordinator(stack, ministack, table, machine) for machine in machines
+        ]
+        [held] = await holder.acquire(JOB, RUN, count_max=1, cap=1, ttl_s=30)
+
+        machines[0].step(step_s)
+        assert await holder.renew([held], ttl_s=30) == frozenset()
+        assert await other.count(RUN) == 1
+        machines[1].step(step_s)
+
+        assert await other.count(RUN) == 1
+        assert await other.acquire(JOB, RUN, count_max=1, cap=1, ttl_s=30) == []
+        assert await holder.renew([held], ttl_s=30) == frozenset()
+
+
+async def _open_coordinator(
+    stack: AsyncExitStack, server: str, table: str, machine: ManualClock
+) -> DynamoCoordinator:
+    """The coordinator of a process on a machine of its own."""
+    transport = await stack.enter_async_context(an_http_transport(an_access(dynamodb=server)))
+    transport.service_clock = ServiceClock(machine)
+    client = an_aws_client(transport)
+    with suppress(AwsError):  # The other process made the table.
+        await client.call("dynamodb", "CreateTable", a_table_of_leases(table))
+    return DynamoCoordinator(client, table, clock=transport.service_clock, random=Random(1))

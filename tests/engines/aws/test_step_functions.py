@@ -73,9 +73,9 @@ class Machine:
     async def end(self) -> dict[str, Any]:
         with trio.fail_after(20):
             while True:
-                found = await self._ask("DescribeExecution", executionArn=self.execution)
-                if found["status"] != "RUNNING":
-                    return found
+                execution = await self._ask("DescribeExecution", executionArn=self.execution)
+                if execution["status"] != "RUNNING":
+                    return execution
                 await trio.sleep(0.05)
 
     async def _ask(self, operation: str, **params: Any) -> dict[str, Any]:
@@ -87,10 +87,10 @@ async def test_a_machine_that_waits_goes_on_with_the_summary(client: RetryingAws
     machine = Machine(client)
     token = await machine.start()
 
-    told = await StepFunctions(client).call_back(a_callback(token))
+    outcome = await StepFunctions(client).call_back(a_callback(token))
 
     end = await machine.end()
-    assert told == Delivered(200)
+    assert outcome == Delivered(200)
     assert end["status"] == "SUCCEEDED"
     assert json.loads(end["output"]) == {"run_id": "R"}
 
@@ -102,10 +102,10 @@ async def test_a_machine_that_waits_fails_with_an_error_that_it_can_catch(
     machine = Machine(client)
     token = await machine.start()
 
-    told = await StepFunctions(client).call_back(a_callback(token, is_success=False))
+    outcome = await StepFunctions(client).call_back(a_callback(token, is_success=False))
 
     end = await machine.end()
-    assert told == Delivered(200)
+    assert outcome == Delivered(200)
     assert (end["status"], end["error"]) == ("FAILED", "Conveyor.run.stopped")
     assert json.loads(end["cause"]) == {"run_id": "R"}
 
@@ -117,9 +117,9 @@ async def test_a_second_callback_is_refused_for_good(client: RetryingAwsClient) 
     await StepFunctions(client).call_back(a_callback(token))
     await machine.end()
 
-    told = await StepFunctions(client).call_back(a_callback(token))
+    outcome = await StepFunctions(client).call_back(a_callback(token))
 
-    assert told == NotDelivered("step_functions:TaskDoesNotExist", 400, gone=True)
+    assert outcome == NotDelivered("step_functions:TaskDoesNotExist", 400, gone=True)
 
 
 @pytest.mark.slow
@@ -128,9 +128,11 @@ async def test_our_signature_is_taken_by_step_functions(strict_ministack: str) -
     access = StaticAccess(REGION, keys, {"stepfunctions": strict_ministack})
 
     async with an_http_transport(access) as lean, open_boto_transport(access) as boto:
-        told = [await StepFunctions(an_aws_client(p)).call_back(a_callback()) for p in (lean, boto)]
+        outcome = [
+            await StepFunctions(an_aws_client(p)).call_back(a_callback()) for p in (lean, boto)
+        ]
 
-    assert told == [NotDelivered("step_functions:TaskDoesNotExist", 400, gone=True)] * 2
+    assert outcome == [NotDelivered("step_functions:TaskDoesNotExist", 400, gone=True)] * 2
 
 
 @pytest.mark.parametrize(
@@ -140,17 +142,17 @@ async def test_our_signature_is_taken_by_step_functions(strict_ministack: str) -
 async def test_what_cannot_change_is_final(code: str) -> None:
     refusing = ScriptedTransport(AwsError(code, "no"))
 
-    told = await StepFunctions(an_aws_client(refusing)).call_back(a_callback())
+    outcome = await StepFunctions(an_aws_client(refusing)).call_back(a_callback())
 
-    assert told == NotDelivered(f"step_functions:{code}", 400, gone=True)
+    assert outcome == NotDelivered(f"step_functions:{code}", 400, gone=True)
 
 
 async def test_what_an_operator_can_mend_is_tried_again() -> None:
     refusing = ScriptedTransport(AwsError("AccessDeniedException", "no"))
 
-    told = await StepFunctions(an_aws_client(refusing)).call_back(a_callback())
+    outcome = await StepFunctions(an_aws_client(refusing)).call_back(a_callback())
 
-    assert told == NotDelivered("step_functions:AccessDeniedException", 400)
+    assert outcome == NotDelivered("step_functions:AccessDeniedException", 400)
 
 
 @pytest.mark.parametrize("trouble", [THROTTLED, UNSENT])
@@ -159,17 +161,17 @@ async def test_a_moment_of_trouble_is_got_over(
 ) -> None:
     transport = ScriptedTransport(trouble, {})
 
-    told = await StepFunctions(an_aws_client(transport)).call_back(a_callback())
+    outcome = await StepFunctions(an_aws_client(transport)).call_back(a_callback())
 
-    assert told == Delivered(200)
+    assert outcome == Delivered(200)
 
 
 async def test_a_lost_answer_is_left_to_the_schedule() -> None:
     transport = ScriptedTransport(LOST, {})
 
-    told = await StepFunctions(an_aws_client(transport)).call_back(a_callback())
+    outcome = await StepFunctions(an_aws_client(transport)).call_back(a_callback())
 
-    assert told == NotDelivered("transport_error:step functions")
+    assert outcome == NotDelivered("transport_error:step functions")
     assert len(transport.asked) == 1
 
 

@@ -184,7 +184,7 @@ async def test_retry_after_is_heard_within_limits(
 
 @pytest.mark.parametrize(
     "params",
-    [{"js_render": "true"}, {"css_extractor": "{}"}, {"proxy_country": "us", "autoparse": "true"}],
+    [{"js_render": "true"}, {"css_extractor": "{}"}, {"proxy_country": "us", "mode": "auto"}],
 )
 async def test_a_parameter_that_would_change_the_result_is_not_ignored(
     gateway: DirectGateway, params: dict[str, str]
@@ -198,8 +198,8 @@ async def test_a_parameter_that_would_change_the_result_is_not_ignored(
     assert server.connections == 0
 
 
-async def test_harmless_parameters_are_ignored(gateway: DirectGateway) -> None:
-    params = {"mode": "auto", "wait": "5", "block_resources": "image", "js_render": "false"}
+async def test_parameters_that_ask_for_nothing_more_are_honoured(gateway: DirectGateway) -> None:
+    params = {"original_status": "true", "allowed_status_codes": "404", "js_render": "false"}
     async with raw_server(answering(reply(b"ok"))) as server:
         outcome = await gateway.scrape(a_request(server.url(), params=params))
 

@@ -166,10 +166,10 @@ async def test_without_a_proxy_that_works_the_page_says_so() -> None:
 
 
 def test_proxies_are_named_by_url() -> None:
-    found = parse_proxy("socks5://me:p%40ss@proxy.example")
+    proxy = parse_proxy("socks5://me:p%40ss@proxy.example")
 
-    assert found == Proxy("socks5", "proxy.example", 1080, "me", "p@ss")
-    assert found.name == "socks5://proxy.example:1080"
+    assert proxy == Proxy("socks5", "proxy.example", 1080, "me", "p@ss")
+    assert proxy.name == "socks5://proxy.example:1080"
     for text in ("ftp://a.example:1", "http://", "http://a.example/path"):
         with pytest.raises(BadProxy):
             parse_proxy(text)

@@ -57,6 +57,30 @@ async def test_a_redirected_post_changes_its_method_as_the_status_says(
     assert (b"text/x" in server.requests[1]) is (method == b"POST")
 
 
+@pytest.mark.parametrize(
+    ("status", "method", "next_method"),
+    [
+        (301, "HEAD", b"HEAD"),
+        (303, "HEAD", b"HEAD"),
+        (301, "PUT", b"PUT"),
+        (302, "DELETE", b"DELETE"),
+        (303, "PUT", b"GET"),
+        (308, "PATCH", b"PATCH"),
+    ],
+)
+async def test_only_a_303_changes_the_other_methods(
+    gateway: DirectGateway, status: int, method: str, next_method: bytes
+) -> None:
+    answers = by_path({"/a": redirect("/b", f"{status} Go"), "/b": reply(b"")})
+    async with raw_server(answers) as server:
+        await gateway.scrape(a_request(server.url("/a"), method=method))
+
+    assert [request.split(b" ")[0] for request in server.requests] == [
+        method.encode(),
+        next_method,
+    ]
+
+
 SECRETS = {
     "Authorization": "CANARY",
     "Cookie": "CANARY",
@@ -138,7 +162,7 @@ async def test_a_body_is_never_sent_to_another_origin(gateway: DirectGateway, st
 
 
 @pytest.mark.parametrize(
-    ("referer", "source", "there", "kept"),
+    ("referer", "source", "there", "expected"),
     [
         (
             "https://a.example/x?k=1",
@@ -153,7 +177,7 @@ async def test_a_body_is_never_sent_to_another_origin(gateway: DirectGateway, st
     ],
 )
 def test_a_referer_tells_another_origin_no_more_than_a_site(
-    referer: str, source: str, there: str, kept: str | None
+    referer: str, source: str, there: str, expected: str | None
 ) -> None:
     headers = (("Referer", referer), ("X-Key", "secret"))
     hop = _Hop(Method.GET, target(source), headers, None)
@@ -161,7 +185,7 @@ def test_a_referer_tells_another_origin_no_more_than_a_site(
     following = _next_hop(hop, target(there), 302)
 
     assert isinstance(following, _Hop)
-    assert following.headers == ((("Referer", kept),) if kept else ())
+    assert following.headers == ((("Referer", expected),) if expected else ())
 
 
 def test_a_downgrade_on_one_host_drops_headers_and_refuses_a_body() -> None:

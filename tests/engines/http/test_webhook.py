@@ -16,7 +16,7 @@ from zenrows.batch import verify_webhook_signature
 
 from conveyor.domain.model import Webhook
 from conveyor.domain.submit.target import TargetPolicy
-from conveyor.domain.webhook.signature import Secret
+from conveyor.domain.webhook import Secret
 from conveyor.engines.http.webhook import WebhookNotifier
 from conveyor.http_client.connection_limits import PoolLimits
 from conveyor.http_client.pool import HttpPool
@@ -177,10 +177,10 @@ async def test_a_receiver_is_found_by_name_within_a_second_or_not_at_all(
     answer: list[str] | OSError | None, unresolved: Unresolved | None, autojump_clock: MockClock
 ) -> None:
     notifier = WebhookNotifier(looking_up(answer), now=now)
-    begun = trio.current_time()
+    started_at = trio.current_time()
 
     assert await notifier.resolve(Webhook("https://hooks.example.com/"), "a caller") == unresolved
-    assert trio.current_time() - begun <= 1
+    assert trio.current_time() - started_at <= 1
 
 
 @pytest.mark.parametrize(

@@ -188,19 +188,19 @@ TOLD = b'{"code":"X1","title":"The concurrency of your plan is used up","detail"
 async def test_an_answer_tells_about_the_gateway_itself(
     pool: HttpPool, response: bytes, report: tuple[Contact, int | None, int | None]
 ) -> None:
-    told = (await scrape(pool, response)).report  # type: ignore[union-attr]
+    gateway_report = (await scrape(pool, response)).report  # type: ignore[union-attr]
 
-    assert told is not None
-    assert (told.contact, told.limit, told.remaining) == report
+    assert gateway_report is not None
+    assert (gateway_report.contact, gateway_report.limit, gateway_report.remaining) == report
 
 
 @pytest.mark.parametrize("number", ["-1", "", "1e9", "9" * 30, "20.5", "\u0661"])
 async def test_a_limit_that_is_no_number_counts_as_silence(pool: HttpPool, number: str) -> None:
     headers = {"Concurrency-Limit": number, "Concurrency-Remaining": number}
-    told = (await scrape(pool, reply(b"page", headers=headers))).report  # type: ignore[union-attr]
+    gateway_report = (await scrape(pool, reply(b"page", headers=headers))).report  # type: ignore[union-attr]
 
-    assert told is not None
-    assert (told.limit, told.remaining) == (None, None)
+    assert gateway_report is not None
+    assert (gateway_report.limit, gateway_report.remaining) == (None, None)
 
 
 async def test_credits_that_no_call_costs_count_as_silence(pool: HttpPool) -> None:

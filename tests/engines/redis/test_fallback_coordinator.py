@@ -85,6 +85,7 @@ async def steady(remote: Severed) -> FallbackCoordinator:
 async def _see_workers(steady: FallbackCoordinator, count: int) -> None:
     for number in range(count):
         await steady.put_status(f"worker-{number}", {"workers": "here"}, ttl_s=30)
+    await steady.list_status("workers")
 
 
 async def _take(steady: FallbackCoordinator, count_max: int, cap: int) -> list[LeaseId]:
@@ -119,11 +120,11 @@ async def test_what_was_held_before_counts_towards_the_share(
 async def test_work_under_way_keeps_its_leases(
     remote: Severed, steady: FallbackCoordinator
 ) -> None:
-    [kept, released] = await _take(steady, 2, cap=5)
+    [lease, released] = await _take(steady, 2, cap=5)
     remote.is_cut = True
     await steady.release([released])
 
-    lost = await steady.renew([kept, released], ttl_s=30)
+    lost = await steady.renew([lease, released], ttl_s=30)
 
     assert lost == frozenset({released})
 

@@ -32,8 +32,8 @@ KINDS = ("redis", "redis_cluster")
 
 @pytest.fixture(params=KINDS)
 def url(request: pytest.FixtureRequest) -> str:
-    found: str = request.getfixturevalue(request.param)
-    return found
+    address: str = request.getfixturevalue(request.param)
+    return address
 
 
 def a_coordinator(link: CoredisConnection, space: str, seed: int = 1) -> RedisCoordinator:
@@ -159,9 +159,9 @@ async def test_nothing_is_left_behind_for_good(tmp_path: Path) -> None:
 
             info = redis_says(port_of(url), "INFO", "keyspace").decode()
 
-            assert (found := re.search(r"keys=(\d+),expires=(\d+)", info))
-            assert found[1] == found[2]
-            assert int(found[1]) >= 5, "the cached texts alone may have aged out"
+            assert (match := re.search(r"keys=(\d+),expires=(\d+)", info))
+            assert match[1] == match[2]
+            assert int(match[1]) >= 5, "the cached texts alone may have aged out"
 
 
 @pytest.mark.slow

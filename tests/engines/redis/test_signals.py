@@ -30,7 +30,7 @@ class Ear:
     heard: list[Heard] = field(default_factory=list)
     something: trio.Event = field(default_factory=trio.Event)
 
-    async def run_changed(self, job_id: JobId, run_id: RunId) -> None:
+    async def run_changed(self, job_id: JobId, run_id: RunId, tasks: int = 0) -> None:
         self._note("changed", job_id, run_id)
 
     async def batch_opened(self, job_id: JobId, run_id: RunId) -> None:
@@ -60,8 +60,8 @@ class Process:
 
 @pytest.fixture(params=["redis", "redis_cluster"])
 def url(request: pytest.FixtureRequest) -> str:
-    found: str = request.getfixturevalue(request.param)
-    return found
+    address: str = request.getfixturevalue(request.param)
+    return address
 
 
 def _process(

@@ -15,7 +15,7 @@ import trio.testing
 
 from conveyor.engines.sqlite import EmbeddedEngine, open_engine
 from conveyor.engines.sqlite.pack_files import REST_S
-from conveyor.ports.errors import StorageDamaged, Unavailable
+from conveyor.ports.errors import BlobMissing, StorageDamaged, Unavailable
 from conveyor.simulation.faults.faults import Faults
 from conveyor.simulation.virtual_executor import VirtualExecutor
 from tests.builders import ManualClock
@@ -31,8 +31,8 @@ async def test_bodies_of_a_run_lie_in_one_directory(engine: EmbeddedEngine, data
     for task in ("one", "two"):
         await engine.blobs.put(f"jobs/j/runs/r/{task}/1", [b"body"])
 
-    found = {str(path.relative_to(data_dir)) for path in data_dir.rglob("*,*")}
-    assert found == {"blobs/jobs/j/runs/r/one,1", "blobs/jobs/j/runs/r/two,1"}
+    files = {str(path.relative_to(data_dir)) for path in data_dir.rglob("*,*")}
+    assert files == {"blobs/jobs/j/runs/r/one,1", "blobs/jobs/j/runs/r/two,1"}
 
 
 async def test_a_put_that_cannot_land_leaves_nothing_behind(
@@ -104,7 +104,7 @@ async def test_a_cancelled_put_leaves_no_temporary_file(
     assert list((data_dir / "temp").iterdir()) == []
 
 
-def _held_files(data_dir: Path) -> list[str]:
+def _open_files(data_dir: Path) -> list[str]:
     """The files under the directory that this process has open, deleted ones included."""
     links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
     targets = [os.readlink(link) for link in links if os.path.lexists(link)]
@@ -114,12 +114,12 @@ def _held_files(data_dir: Path) -> list[str]:
 async def test_a_deleted_pack_is_held_by_nobody(engine: EmbeddedEngine, data_dir: Path) -> None:
     await engine.blobs.add("jobs/j/runs/r", "task.1", [b"body"])
     await engine.blobs.add("jobs/other/runs/r", "task.1", [b"body"])
-    before = len(_held_files(data_dir))
+    before = len(_open_files(data_dir))
 
     await engine.blobs.delete_prefix("jobs/j")
 
     assert before == 2
-    assert [path.partition("/jobs/")[2][:5] for path in _held_files(data_dir)] == ["other"]
+    assert [path.partition("/jobs/")[2][:5] for path in _open_files(data_dir)] == ["other"]
 
 
 async def test_a_pack_that_is_deleted_while_it_is_written_to_is_closed_after(
@@ -130,7 +130,7 @@ async def test_a_pack_that_is_deleted_while_it_is_written_to_is_closed_after(
         await trio.testing.wait_all_tasks_blocked()
         nursery.start_soon(engine.blobs.delete_prefix, "jobs/j")
 
-    assert _held_files(data_dir) == []
+    assert _open_files(data_dir) == []
 
 
 async def test_a_pack_that_nothing_is_added_to_is_closed_and_can_still_be_read(
@@ -145,11 +145,11 @@ async def test_a_pack_that_nothing_is_added_to_is_closed_and_can_still_be_read(
         executor=VirtualExecutor(Faults({}, Random(1)), Random(1)),
     ) as engine:
         stored = await engine.blobs.add("jobs/j/runs/r", "task.1", [b"body"])
-        held = len(_held_files(data_dir))
+        held = len(_open_files(data_dir))
 
         await trio.sleep(2 * REST_S + 1)
 
-        assert (held, _held_files(data_dir)) == (1, [])
+        assert (held, _open_files(data_dir)) == (1, [])
         again = await engine.blobs.add("jobs/j/runs/r", "task.2", [b"more"])
         bodies = [
             b"".join([piece async for piece in engine.blobs.open(key)])
@@ -222,3 +222,31 @@ async def test_a_missing_folder_of_blobs_is_an_outage_and_is_not_made_again(
         await engine.blobs.add("jobs/j/runs/r", "first", (b"one",))
 
     assert not (data_dir / "blobs").exists()
+
+
+async def test_without_their_folder_bodies_are_neither_missing_nor_deleted(
+    engine: EmbeddedEngine, data_dir: Path
+) -> None:
+    """Its volume may not be mounted: what is there counts again when it is back."""
+    await engine.blobs.put("jobs/j/a", [b"body"])
+    packed = await engine.blobs.add("jobs/j/runs/r", "b", [b"packed"])
+    (data_dir / "blobs").rename(data_dir / "elsewhere")
+
+    for key in ("jobs/j/a", packed.key):
+        with pytest.raises(Unavailable):
+            await _body(engine, key)
+    with pytest.raises(Unavailable):
+        await engine.blobs.copy("jobs/j/a", "jobs/j/c")
+    with pytest.raises(Unavailable):
+        await engine.blobs.delete_prefix("jobs/j")
+    (data_dir / "elsewhere").rename(data_dir / "blobs")
+
+    assert await _body(engine, "jobs/j/a") == b"body"
+    assert await engine.blobs.delete_prefix("jobs/j") > 0
+    with pytest.raises(BlobMissing):
+        await _body(engine, "jobs/j/a")
+
+
+async def _body(engine: EmbeddedEngine, key: str) -> bytes:
+    async with aclosing(engine.blobs.open(key)) as pieces:
+        return b"".join([piece async for piece in pieces])

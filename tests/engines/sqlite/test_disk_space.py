@@ -18,7 +18,7 @@ from conveyor.domain.changes import Change, Delete, Insert
 from conveyor.engines.executor import ThreadExecutor, Volume
 from conveyor.engines.sqlite import EmbeddedEngine, open_engine
 from conveyor.engines.sqlite.disk_space import FLOOR_BYTES_MAX, RESERVE_BYTES_MAX, Space
-from conveyor.engines.sqlite.group_commit import TransactionCommitter
+from conveyor.engines.sqlite.transactions import TransactionCommitter
 from conveyor.ports.errors import StorageFull, Unavailable
 from tests.builders import ManualClock, a_deletion_intent, a_job, keep, key_of
 
@@ -36,7 +36,7 @@ class SmallVolume(ThreadExecutor):
 
 
 @asynccontextmanager
-async def _opened(data_dir: Path, executor: SmallVolume) -> AsyncIterator[EmbeddedEngine]:
+async def _open(data_dir: Path, executor: SmallVolume) -> AsyncIterator[EmbeddedEngine]:
     async with open_engine(
         data_dir, clock=ManualClock(), random=Random(1), owner="test", executor=executor
     ) as engine:
@@ -47,7 +47,7 @@ async def test_below_the_floor_no_job_and_no_fetch_is_begun_but_a_paid_body_is_k
     data_dir: Path,
 ) -> None:
     executor = SmallVolume()
-    async with _opened(data_dir, executor) as engine:
+    async with _open(data_dir, executor) as engine:
         executor.free_bytes = 15 * MIB
 
         with pytest.raises(StorageFull):
@@ -59,7 +59,7 @@ async def test_below_the_floor_no_job_and_no_fetch_is_begun_but_a_paid_body_is_k
 
 async def test_below_half_of_the_floor_no_body_is_stored_by_any_way(data_dir: Path) -> None:
     executor = SmallVolume()
-    async with _opened(data_dir, executor) as engine:
+    async with _open(data_dir, executor) as engine:
         executor.free_bytes = 9 * MIB
 
         async def pieces() -> AsyncIterator[bytes]:
@@ -76,7 +76,7 @@ async def test_below_half_of_the_floor_no_body_is_stored_by_any_way(data_dir: Pa
 
 async def test_deletes_and_reads_are_not_refused_below_the_floor(data_dir: Path) -> None:
     executor = SmallVolume()
-    async with _opened(data_dir, executor) as engine:
+    async with _open(data_dir, executor) as engine:
         await keep(engine.store, a_job())
         await engine.blobs.put("jobs/j/a/b", [b"body"])
         executor.free_bytes = 0
@@ -90,7 +90,7 @@ async def test_deletes_and_reads_are_not_refused_below_the_floor(data_dir: Path)
 
 async def test_what_was_refused_is_taken_once_there_is_room(data_dir: Path) -> None:
     executor = SmallVolume()
-    async with _opened(data_dir, executor) as engine:
+    async with _open(data_dir, executor) as engine:
         executor.free_bytes = 0
         with pytest.raises(StorageFull):
             engine.blobs.check_room()
@@ -102,7 +102,7 @@ async def test_what_was_refused_is_taken_once_there_is_room(data_dir: Path) -> N
 
 
 async def test_a_volume_that_is_gone_is_unavailable(data_dir: Path) -> None:
-    async with _opened(data_dir, SmallVolume()):
+    async with _open(data_dir, SmallVolume()):
         pass
     space = Space(data_dir, ThreadExecutor())
     (data_dir / "blobs").rename(data_dir / "elsewhere")

@@ -35,7 +35,7 @@ from tests.builders import (
 
 
 @asynccontextmanager
-async def _opened(data_dir: Path, clock: ManualClock) -> AsyncIterator[EmbeddedEngine]:
+async def _open(data_dir: Path, clock: ManualClock) -> AsyncIterator[EmbeddedEngine]:
     async with open_engine(data_dir, clock=clock, random=Random(1), owner="test") as engine:
         yield engine
 
@@ -45,12 +45,12 @@ async def _after_a_crash(data_dir: Path, clock: ManualClock) -> AsyncIterator[Em
     """Must be entered while the engine on `data_dir` is still open and at rest."""
     image = data_dir.with_name("image")
     shutil.copytree(data_dir, image)
-    async with _opened(image, clock) as engine:
+    async with _open(image, clock) as engine:
         yield engine
 
 
 async def test_what_was_applied_is_there(data_dir: Path, clock: ManualClock) -> None:
-    async with _opened(data_dir, clock) as engine:
+    async with _open(data_dir, clock) as engine:
         await keep(engine.store, a_task(1))
 
         async with _after_a_crash(data_dir, clock) as survivor:
@@ -58,7 +58,7 @@ async def test_what_was_applied_is_there(data_dir: Path, clock: ManualClock) -> 
 
 
 async def test_messages_in_hand_are_visible_at_once(data_dir: Path, clock: ManualClock) -> None:
-    async with _opened(data_dir, clock) as engine:
+    async with _open(data_dir, clock) as engine:
         await engine.queue.open_run(RUN)
         await engine.queue.send([a_ref(1), a_ref(2)])
         await engine.queue.receive(RUN, count_max=1, visibility_s=60)
@@ -71,7 +71,7 @@ async def test_messages_in_hand_are_visible_at_once(data_dir: Path, clock: Manua
 
 
 async def test_bounced_messages_keep_their_time(data_dir: Path, clock: ManualClock) -> None:
-    async with _opened(data_dir, clock) as engine:
+    async with _open(data_dir, clock) as engine:
         await engine.queue.open_run(RUN)
         await engine.queue.send([a_ref(1)])
         received = await engine.queue.receive(RUN, count_max=1, visibility_s=60)
@@ -88,7 +88,7 @@ async def test_claims_of_tasks_in_hand_lapse_and_no_others(
 ) -> None:
     until = clock.now() + 90
     in_hand, bounced = a_task(1, claim=4, claim_until=until), a_task(2, claim_until=until)
-    async with _opened(data_dir, clock) as engine:
+    async with _open(data_dir, clock) as engine:
         await keep(engine.store, in_hand, bounced)
         await engine.queue.open_run(RUN)
         await engine.queue.send([a_ref(1), a_ref(2)])
@@ -97,14 +97,14 @@ async def test_claims_of_tasks_in_hand_lapse_and_no_others(
 
         async with _after_a_crash(data_dir, clock) as survivor:
             freed = await survivor.store.read(key_of(in_hand))
-            kept = await survivor.store.read(key_of(bounced))
+            row = await survivor.store.read(key_of(bounced))
 
     assert freed == a_task(1, claim=4, claim_until=0)
-    assert kept == bounced
+    assert row == bounced
 
 
 async def test_leases_are_gone(data_dir: Path, clock: ManualClock) -> None:
-    async with _opened(data_dir, clock) as engine:
+    async with _open(data_dir, clock) as engine:
         await engine.coordinator.acquire(JOB, RUN, count_max=2, cap=2, ttl_s=30)
 
         async with _after_a_crash(data_dir, clock) as survivor:
@@ -118,7 +118,7 @@ async def test_unanswered_keys_can_be_taken_over_and_answered_ones_stay(
 ) -> None:
     unanswered = a_record("one")
     answered = a_record("two", response_status=201, response_body="{}")
-    async with _opened(data_dir, clock) as engine:
+    async with _open(data_dir, clock) as engine:
         await keep(engine.store, unanswered, answered)
 
         async with _after_a_crash(data_dir, clock) as survivor:
@@ -127,7 +127,7 @@ async def test_unanswered_keys_can_be_taken_over_and_answered_ones_stay(
 
 
 async def test_half_written_bodies_are_removed(data_dir: Path, clock: ManualClock) -> None:
-    async with _opened(data_dir, clock) as engine:
+    async with _open(data_dir, clock) as engine:
         await engine.blobs.put("jobs/1/a/b", [b"whole"])
         (data_dir / "temp" / "1-1").write_bytes(b"ha")
 
@@ -141,7 +141,7 @@ async def test_half_written_bodies_are_removed(data_dir: Path, clock: ManualCloc
 
 
 async def test_a_queue_that_was_being_closed_is_swept(data_dir: Path, clock: ManualClock) -> None:
-    async with _opened(data_dir, clock) as engine:
+    async with _open(data_dir, clock) as engine:
         for run_id in (RUN, OTHER_RUN):
             await engine.queue.open_run(run_id)
             await engine.queue.send([a_ref(1, run_id)])
@@ -165,7 +165,7 @@ async def test_exports_in_the_making_are_due_at_once_and_those_that_are_over_are
 ) -> None:
     in_hand = an_export(1, due_at=T0 + 60)
     over = an_export(2, due_at=T0 + 43_200)
-    async with _opened(data_dir, clock) as engine:
+    async with _open(data_dir, clock) as engine:
         await keep(engine.store, in_hand, over)
 
         async with _after_a_crash(data_dir, clock) as survivor:
@@ -179,7 +179,7 @@ async def test_scrubs_in_hand_are_due_at_once_and_those_for_later_are_not(
 ) -> None:
     in_hand = a_deletion_intent(1, due_at=T0 + limits.DELETION_CLAIM_S)
     second = a_deletion_intent(2, due_at=T0 + limits.SECOND_DELETION_PASS_S)
-    async with _opened(data_dir, clock) as engine:
+    async with _open(data_dir, clock) as engine:
         await keep(engine.store, in_hand, second)
 
         async with _after_a_crash(data_dir, clock) as survivor:
@@ -193,8 +193,8 @@ def test_recovery_goes_through_what_is_in_hand_and_never_through_all_tasks(sql: 
     connection = sqlite3.connect(":memory:", isolation_level=None)
     migrate(connection)
 
-    given = {"steady": 0.0, "delay_s_max": 0.0}
-    plan = connection.execute(f"EXPLAIN QUERY PLAN {sql}", given).fetchall()
+    arguments = {"steady": 0.0, "delay_s_max": 0.0}
+    plan = connection.execute(f"EXPLAIN QUERY PLAN {sql}", arguments).fetchall()
 
     scanned = [step.split()[1] for *_, step in plan if step.startswith("SCAN")]
     assert scanned == ["queues"]
@@ -203,7 +203,7 @@ def test_recovery_goes_through_what_is_in_hand_and_never_through_all_tasks(sql: 
 async def test_who_closes_a_queue_clears_what_others_were_kept_from_clearing(
     data_dir: Path, clock: ManualClock
 ) -> None:
-    async with _opened(data_dir, clock) as engine:
+    async with _open(data_dir, clock) as engine:
         await engine.queue.open_run(RUN)
         await engine.queue.send([a_ref(index) for index in range(3)])
         with sqlite3.connect(data_dir / "conveyor.db") as db:

@@ -38,8 +38,8 @@ def test_only_a_page_of_failed_tasks_is_read_from_their_index(
         note_damage=lambda error: None,
     )
 
-    (asked,) = said
+    (query,) = said
     connection.set_trace_callback(None)
-    ((*_, plan),) = connection.execute(f"EXPLAIN QUERY PLAN {asked}")
+    ((*_, plan),) = connection.execute(f"EXPLAIN QUERY PLAN {query}")
     connection.close()
     assert (INDEX in plan) is is_used

@@ -44,8 +44,8 @@ def test_tasks_between_two_tries_are_counted_when_the_counter_comes() -> None:
 
     migrate(connection)
 
-    found = connection.execute("SELECT run_id, shard, retrying FROM stats ORDER BY 1, 2").fetchall()
-    assert [count for _, _, count in found] == [1, 2, 0, 1]
+    rows = connection.execute("SELECT run_id, shard, retrying FROM stats ORDER BY 1, 2").fetchall()
+    assert [count for _, _, count in rows] == [1, 2, 0, 1]
     # What bodies take up is counted from the rows that stored them, when that counter comes.
     sizes = connection.execute("SELECT stored_bytes FROM stats ORDER BY run_id, shard").fetchall()
     assert sizes == [(1,), (0,), (0,), (0,)]

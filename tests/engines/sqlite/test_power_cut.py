@@ -14,8 +14,7 @@ from conveyor.engines.executor import ThreadExecutor
 from conveyor.engines.sqlite import EmbeddedEngine, open_engine
 from conveyor.engines.sqlite.database import open_database
 from conveyor.engines.sqlite.disk_space import Space
-from conveyor.engines.system import AesSecretBox, load_or_create_secret
-from conveyor.engines.system.aes_secret_box import check_secret
+from conveyor.engines.system import AesSecretBox, check_secret, load_or_create_secret
 from conveyor.ports.blobs import Stored
 from tests.builders import ManualClock
 from tests.engines.sqlite.power import Disk

@@ -60,12 +60,12 @@ async def fire_all(data_dir: Path) -> int:
 async def test_processes_that_fire_at_the_same_time_make_one_run_of_each_nominal_time(
     data_dir: Path, clock: ManualClock
 ) -> None:
-    made: list[int] = []
+    counts: list[int] = []
 
     async def run_scheduler() -> None:
         command = [sys.executable, "-c", SCHEDULER, str(data_dir)]
         ended = await trio.run_process(command, capture_stdout=True)
-        made.append(int(ended.stdout))
+        counts.append(int(ended.stdout))
 
     async with open_engine(data_dir, clock=clock, random=Random(1), owner="dev") as owner:
         env = env_over(owner, clock)
@@ -79,7 +79,7 @@ async def test_processes_that_fire_at_the_same_time_make_one_run_of_each_nominal
                 nursery.start_soon(run_scheduler)
 
         query = RunsIn(statuses=frozenset(RunStatus), limit=10 * JOBS)
-        found = await owner.store.find(query)
-        assert sum(made) == len(found) == JOBS
-        assert len({run.job_id for run in found}) == JOBS
-        assert {run.scheduled_for for run in found} == {T0 + 3600}
+        rows = await owner.store.find(query)
+        assert sum(counts) == len(rows) == JOBS
+        assert len({run.job_id for run in rows}) == JOBS
+        assert {run.scheduled_for for run in rows} == {T0 + 3600}

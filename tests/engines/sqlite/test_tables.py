@@ -6,8 +6,9 @@ import sqlite3
 
 import pytest
 
+from conveyor.engines.sql_mapping import Table
 from conveyor.engines.sqlite.database import migrate
-from conveyor.engines.sqlite.sql import TABLES, Table
+from conveyor.engines.sqlite.sql import TABLES
 
 
 @pytest.fixture

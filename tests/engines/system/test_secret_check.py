@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conveyor.engines.system import AesSecretBox
-from conveyor.engines.system.aes_secret_box import check_secret, refuse_lost_secret
+from conveyor.engines.system import AesSecretBox, check_secret, refuse_lost_secret
 from conveyor.ports.secret_box import WrongSecret, make_check, opens_check
 
 OURS, OTHER = AesSecretBox(b"a" * 32), AesSecretBox(b"b" * 32)

@@ -12,6 +12,7 @@ from tests.mutants.defects import (
     edges,
     ingest,
     neighbours,
+    packs,
     reads,
     settlement,
     termination,
@@ -27,6 +28,7 @@ _FAMILIES = (
     termination,
     reads,
     aws,
+    packs,
     edges,
     neighbours,
 )

@@ -13,6 +13,7 @@ from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import Run
 from conveyor.domain.queries import TasksOf
 from conveyor.engines.aws.client.client import ATTEMPTS_MAX
+from conveyor.ports.errors import Unavailable
 from conveyor.simulation.models.fault_rates import CALM, DynamoFaults, FaultRates, SqsFaults
 from conveyor.simulation.profiles import NEVER_S
 from conveyor.simulation.swaps import combined, part, swapping
@@ -20,6 +21,32 @@ from conveyor.usecases.context import Context
 from tests.mutants.mutant import Mutant
 
 _DYNAMO = "conveyor.engines.aws.dynamodb"
+
+
+def _throttled_as_done(insert: Any) -> Any:
+    async def mutated(self: Any, items: Any) -> list[int]:
+        await insert(self, items)
+        return []
+
+    return mutated
+
+
+def _first_answer_for_all(insert: Any) -> Any:
+    async def mutated(self: Any, items: Any) -> list[int]:
+        left = await insert(self, items)
+        return left if 0 in left else []
+
+    return mutated
+
+
+def _lost_as_done(insert: Any) -> Any:
+    async def mutated(self: Any, items: Any) -> list[int]:
+        try:
+            return list(await insert(self, items))
+        except Unavailable:
+            return []
+
+    return mutated
 
 
 def _never_counted(look: Any) -> Any:
@@ -62,8 +89,8 @@ def _flips_then_counts(_: Any) -> Any:
 def _without_leftovers(_: Any) -> Any:
     async def mutated(self: Any, places: Any) -> Any:
         keys = [part("conveyor.engines.aws.dynamodb.table:key_item")(place) for place in places]
-        asked = {self.name: {"Keys": keys, "ConsistentRead": True}}
-        answer = await self.call("BatchGetItem", {"RequestItems": asked})
+        request = {self.name: {"Keys": keys, "ConsistentRead": True}}
+        answer = await self.call("BatchGetItem", {"RequestItems": request})
         return answer.get("Responses", {}).get(self.name, [])
 
     return mutated
@@ -110,6 +137,13 @@ def _dropped_by_anybody(_: Any) -> Any:
     return mutated
 
 
+def _by_the_machine(_: Any) -> Any:
+    def mutated(self: Any) -> float:
+        return float(self.machine.now())
+
+    return mutated
+
+
 def _counted_first(real: Any) -> Any:
     async def mutated(
         self: Any, job_id: JobId, run_id: RunId, *, count_max: int, cap: int, ttl_s: float
@@ -123,8 +157,36 @@ def _counted_first(real: Any) -> Any:
 
 
 _AWS = ("aws",)
+_THROTTLED_ROWS = FaultRates(dynamodb=DynamoFaults(unprocessed_rate=0.2))
 
 MUTANTS = (
+    Mutant(
+        name="throttled_insert_is_done",
+        window=5,
+        invariants=(2, 11, 21),
+        what="A row whose INSERT was throttled counts as inserted.",
+        apply=swapping(f"{_DYNAMO}.table:Table.insert", _throttled_as_done),
+        engines=_AWS,
+        world={"pessimism": _THROTTLED_ROWS, "sync_tasks_max": 5},
+    ),
+    Mutant(
+        name="first_insert_answers_for_all",
+        window=5,
+        invariants=(2, 11, 21),
+        what="If the first INSERT of a batch was applied, the answers of the others are not read.",
+        apply=swapping(f"{_DYNAMO}.table:Table.insert", _first_answer_for_all),
+        engines=_AWS,
+        world={"pessimism": _THROTTLED_ROWS, "sync_tasks_max": 5},
+    ),
+    Mutant(
+        name="lost_inserts_are_done",
+        window=5,
+        invariants=(2, 11, 21),
+        what="A batch of INSERTs without an answer counts as inserted.",
+        apply=swapping(f"{_DYNAMO}.table:Table.insert", _lost_as_done),
+        engines=_AWS,
+        world={"sync_tasks_max": 5},
+    ),
     Mutant(
         name="chunk_counted_again",
         window=16,
@@ -195,9 +257,13 @@ MUTANTS = (
         name="lease_released_by_anybody",
         window=45,
         invariants=(29, 30),
-        what="Whose lease has lapsed gives back that of who came next.",
-        apply=swapping(
-            "conveyor.engines.aws.coordinator:DynamoCoordinator._drop", _dropped_by_anybody
+        what="Leases go by wrong clocks; whose has lapsed gives back that of who came next.",
+        apply=combined(
+            swapping(
+                "conveyor.engines.aws.coordinator:DynamoCoordinator._drop", _dropped_by_anybody
+            ),
+            # By the time of the service hardly any lease lapses under its holder.
+            swapping("conveyor.engines.aws.client.service_clock:ServiceClock.now", _by_the_machine),
         ),
         engines=_AWS,
         world={

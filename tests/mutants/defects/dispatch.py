@@ -3,15 +3,19 @@ docs/architecture.md, Discovery)."""
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from typing import Any, NoReturn
 
+import msgspec
 import trio
 
 from conveyor.domain.ids import JobId, LeaseId, RunId
+from conveyor.domain.ownership import SLOTS_SHARE, LiveWorkers
 from conveyor.ports.errors import Unavailable
 from conveyor.simulation.profiles import NEVER_S
 from conveyor.simulation.swaps import combined, swapping
+from conveyor.usecases.run.run_progress import WORKERS
 from tests.mutants.mutant import Mutant
 
 
@@ -55,7 +59,94 @@ def _over_any_slot(_: Any) -> Any:
     return mutated
 
 
+def _for_a_day(_: Any) -> Any:
+    async def mutated(env: Any, presence: Any) -> None:
+        text = msgspec.json.encode(presence).decode()
+        await env.coordinator.put_status(env.process_id, {WORKERS: text}, ttl_s=86_400.0)
+
+    return mutated
+
+
+def _never(_: Any) -> Any:
+    async def mutated(env: Any) -> None:
+        await trio.lowlevel.checkpoint()
+
+    return mutated
+
+
+def _by_the_first_reports(_: Any) -> Any:
+    def mutated(self: Any, workers: frozenset[str]) -> None:
+        if self._live is None:
+            self._live = LiveWorkers(workers, math.inf)
+            self._updated.set()
+
+    return mutated
+
+
+def _at_any_age(_: Any) -> Any:
+    def mutated(self: LiveWorkers, now: float) -> bool:
+        return True
+
+    return mutated
+
+
+def _rounded_down(_: Any) -> Any:
+    def mutated(*, tasks: int, cap: int, slots: int) -> int:
+        return min(tasks, cap) // max(1, slots // SLOTS_SHARE)
+
+    return mutated
+
+
+def _until_it_ends(_: Any) -> Any:
+    async def mutated(self: Any, state: Any) -> float:
+        if not state.permits.inflight_count:
+            await state.permits.release_idle()
+        return math.inf
+
+    return mutated
+
+
+_SEVERAL_WORKERS = {"workers_count": 3, "concurrency": 50}
+
 MUTANTS = (
+    Mutant(
+        name="dead_workers_own_runs",
+        window=51,
+        invariants=(27, 20),
+        what="The report of a killed worker stays for a day, and nobody takes over its runs.",
+        apply=combined(
+            swapping("conveyor.usecases.run.run_progress:publish_presence", _for_a_day),
+            swapping("conveyor.usecases.run.run_progress:withdraw_presence", _never),
+        ),
+        world=_SEVERAL_WORKERS,
+    ),
+    Mutant(
+        name="workers_are_read_once",
+        window=51,
+        invariants=(27, 20),
+        what="A worker keeps to the reports that it has read first, however old they are.",
+        apply=combined(
+            swapping("actors.worker_roster:Roster.update", _by_the_first_reports),
+            swapping("conveyor.domain.ownership:LiveWorkers.is_recent", _at_any_age),
+        ),
+        world=_SEVERAL_WORKERS,
+    ),
+    Mutant(
+        name="short_runs_without_owner",
+        window=38,
+        invariants=(27, 20),
+        what="A run whose tasks fill no share of a worker's slots belongs to nobody.",
+        apply=swapping("conveyor.domain.ownership:owners_wanted", _rounded_down),
+        world=_SEVERAL_WORKERS,
+    ),
+    Mutant(
+        name="quiet_until_the_end",
+        window=38,
+        invariants=(27, 20),
+        what="A poller that has received every message never looks for one that returns.",
+        apply=swapping("actors.poller.poller:RunPoller._stay_quiet", _until_it_ends),
+        world=_SEVERAL_WORKERS,
+    ),
     Mutant(
         name="discovery_looks_back_never",
         window=33,

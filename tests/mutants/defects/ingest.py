@@ -49,15 +49,11 @@ def _overwriting_rows(put_chunk: Any) -> Any:
 
 
 def _overwriting_items(_: Any) -> Any:
-    async def mutated(table: Any, chunk: Chunk, task: Task) -> None:
-        insert = part("conveyor.engines.aws.dynamodb.ingest:Insert")
-        key = part("conveyor.engines.aws.dynamodb.ingest:TaskKey")
-        at = key(chunk.key.job_id, task.run_id, task.task_id, task.shard)
-        params = part("conveyor.engines.aws.dynamodb.items:put_params")(
-            table.name, insert(at, task)
-        )
-        params = {name: params[name] for name in ("TableName", "Item")}
-        await table.write("PutItem", params)
+    async def mutated(self: Any, items: Sequence[Any]) -> list[int]:
+        puts = [{"PutRequest": {"Item": item}} for item in items]
+        answer = await self.call("BatchWriteItem", {"RequestItems": {self.name: puts}})
+        left = answer.get("UnprocessedItems", {}).get(self.name, ())
+        return [number for number, put in enumerate(puts) if put in left]
 
     return mutated
 
@@ -71,12 +67,12 @@ def _no_fence(_: Any) -> Any:
 
 def _total_of_this_list(seal: Any) -> Any:
     def mutated(batch: Batch, run: Run, *, now: float) -> Change:
-        sealed, counted, *told = seal(batch, run, now=now).writes
+        sealed, counted, *event_writes = seal(batch, run, now=now).writes
         assert isinstance(counted, Update)
         deltas = dict(counted.deltas)
         values = {**counted.values, "total": deltas.pop("total")}
         counted = msgspec.structs.replace(counted, values=values, deltas=deltas)
-        return Change((sealed, counted, *told))
+        return Change((sealed, counted, *event_writes))
 
     return mutated
 
@@ -112,8 +108,8 @@ def _through_any_gate(chunk: Any) -> Any:
         sources: frozenset[RunId],
         now: float,
     ) -> Chunk:
-        made: Chunk = chunk(batch, run, tasks, cursor=cursor, sources=sources, now=now)
-        return msgspec.structs.replace(made, gate_in=frozenset(CounterState))
+        step: Chunk = chunk(batch, run, tasks, cursor=cursor, sources=sources, now=now)
+        return msgspec.structs.replace(step, gate_in=frozenset(CounterState))
 
     return mutated
 
@@ -174,7 +170,7 @@ MUTANTS = (
         apply=combined(
             swapping("conveyor.engines.memory.store:MemoryStore.put_chunk", _overwriting_in_memory),
             swapping("conveyor.engines.sqlite.store:_put_chunk", _overwriting_rows),
-            swapping("conveyor.engines.aws.dynamodb.ingest:_put_task", _overwriting_items),
+            swapping("conveyor.engines.aws.dynamodb.table:Table.insert", _overwriting_items),
         ),
     ),
     Mutant(

@@ -49,14 +49,14 @@ def _one_too_far(page: Any) -> Any:
         task_filter: TaskFilter = EVERY_TASK,
     ) -> ResultPage:
         ask = partial(page, env, job, run, status=status, cursor=cursor, task_filter=task_filter)
-        shown: ResultPage = await ask(limit=limit)
-        if shown.next_cursor is None or not task_filter.is_empty:
-            return shown
+        result_page: ResultPage = await ask(limit=limit)
+        if result_page.next_cursor is None or not task_filter.is_empty:
+            return result_page
         longer = await ask(limit=limit + 1)
         scope = f"{job.caller}|{run.job_id}|{run.run_id}|{status}"
         sign = partial(env.secret_box.sign, purpose="cursor")
         further = queries.make_cursor(longer.tasks[-1].task_id, scope=scope, sign=sign)
-        return msgspec.structs.replace(shown, next_cursor=further)
+        return msgspec.structs.replace(result_page, next_cursor=further)
 
     return mutated
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from conveyor.domain.changes import Change, Guard, Insert, NoticeKey, Update, Verdict
+from conveyor.domain import webhook as webhooks
+from conveyor.domain.changes import Applied, Change, Guard, Insert, NoticeKey, Update, Verdict
 from conveyor.domain.ids import CallerId, NoticeId, Random, RunId
 from conveyor.domain.lifecycle import CounterEvent
 from conveyor.domain.model import (
@@ -22,7 +23,6 @@ from conveyor.domain.model import (
     Task,
     Webhook,
 )
-from conveyor.domain.webhook import delivery
 from conveyor.ports.webhook_sender import WebhookSender
 from conveyor.simulation.swaps import combined, part, setting, swapping
 from conveyor.usecases.context import Context
@@ -96,8 +96,9 @@ def _notice_apart(commit: Any) -> Any:
     async def mutated(self: Any, change: Change) -> Verdict:
         writes = tuple(write for write in change.writes if not _tells(write))
         verdict: Verdict = await commit(self, msgspec.structs.replace(change, writes=writes))
-        for notice in filter(_tells, change.writes):
-            await commit(self, Change((notice,)))
+        if isinstance(verdict, Applied):
+            for notice in filter(_tells, change.writes):
+                await self.commit(Change((notice,)))
         return verdict
 
     return mutated
@@ -116,7 +117,7 @@ def _no_second_try(_: Any) -> Any:
         now: float,
         random: Random,
     ) -> Change:
-        return delivery.record_receiver_gone(notice, attempt)
+        return webhooks.record_receiver_gone(notice, attempt)
 
     return mutated
 
@@ -139,7 +140,7 @@ def _recorded_first(post: Any) -> Any:
         current = await env.store.read(NoticeKey(notice.notice_id))
         if current is not None:
             await env.commit(
-                delivery.record_delivered(current, DeliveryAttempt(env.now(), 0.0, 204))
+                webhooks.record_delivered(current, DeliveryAttempt(env.now(), 0.0, 204))
             )
         return await post(env, notifier, notice, webhook, caller)
 
@@ -228,14 +229,14 @@ MUTANTS = (
         window=66,
         invariants=(41,),
         what="The notice of a run's end is written after the end, not with it.",
-        apply=swapping("conveyor.usecases.context:Context.commit", _notice_apart),
+        apply=swapping("conveyor.usecases.context:Context.commit_with_events", _notice_apart),
     ),
     Mutant(
         name="webhook_tried_once",
         window=103,
         invariants=(41,),
         what="A delivery that fails is not tried again.",
-        apply=swapping("conveyor.domain.webhook.delivery:record_failed", _no_second_try),
+        apply=swapping("conveyor.domain.webhook:record_failed", _no_second_try),
     ),
     Mutant(
         name="webhook_id_of_each_try",

@@ -78,8 +78,8 @@ def a_submit(*urls: str, key: str = "key-1", **fields: Any) -> Call:
     """A list that was accepted as the first of a job."""
     said = {"job_id": JOB, "accepted_tasks": len(urls), "latest_run": {"run_id": RUN}}
     body = {"tasks": [{"url": url} for url in urls]}
-    asked = {"path": "/v1/jobs", "key": key, "body": body, "answer": said, **fields}
-    return a_call("POST", **asked)
+    request = {"path": "/v1/jobs", "key": key, "body": body, "answer": said, **fields}
+    return a_call("POST", **request)
 
 
 def a_promise(lines_count: int = 1, **fields: Any) -> AcceptedRequest:
@@ -98,11 +98,11 @@ def a_fetch(task_id: str, claim: int = 1, **fields: Any) -> Fetch:
 
 
 def a_delivery(event_id: str = "EVENT", **fields: Any) -> Delivery:
-    told = {"event_id": event_id, "event_type": "run.completed", "run_id": RUN}
+    event = {"event_id": event_id, "event_type": "run.completed", "run_id": RUN}
     said: dict[str, Any] = {
         "event_id": event_id,
         "url": "https://tenant0.hooks.example/1",
-        "body": json.dumps(told).encode(),
+        "body": json.dumps(event).encode(),
         "headers": {},
         "at": 1.0,
         "status": 204,

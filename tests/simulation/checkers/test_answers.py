@@ -169,21 +169,21 @@ def test_a_key_that_conflicts_with_what_somebody_else_did_is_reported() -> None:
 def test_a_webhook_that_goes_to_somebody_else_is_reported() -> None:
     url = "https://tenant0.hooks.example/1"
     delivery = a_delivery(url=url, body=json.dumps({"job_id": JOB, "run_id": RUN}).encode())
-    asked, of_another = (
+    request, of_another = (
         a_submit(LINE, body={"webhook": {"url": url}}, tenant=tenant)
         for tenant in (TENANT, OTHER_TENANT)
     )
 
-    for call, is_wrong in ((asked, False), (of_another, True)):
+    for call, is_wrong in ((request, False), (of_another, True)):
         moment = a_moment(a_job(), a_run(), history=promising(calls=[call]))
         assert bool(list(nobody_is_told_of_what_is_anothers(moment, delivery))) == is_wrong
 
 
 def test_a_webhook_that_names_another_job_is_reported() -> None:
-    told = json.dumps({"job_id": "ANOTHER", "run_id": RUN}).encode()
+    body = json.dumps({"job_id": "ANOTHER", "run_id": RUN}).encode()
     moment = a_moment(a_job(), a_run())
 
-    assert list(nobody_is_told_of_what_is_anothers(moment, a_delivery(body=told)))
+    assert list(nobody_is_told_of_what_is_anothers(moment, a_delivery(body=body)))
 
 
 def test_a_fetch_long_after_a_stop_is_reported() -> None:

@@ -25,17 +25,17 @@ OTHER_JOB = JobId(f"{JOB[:-1]}9")
 TASK = a_task(status=TaskStatus.PROCESSING, claim=1)
 
 
-def _failed(code: str, title: str) -> list[str]:
+def _failures_of(code: str, title: str) -> list[str]:
     problem = Problem(type=code, title=title, status=500, code=code)
     task = a_task(status=TaskStatus.FAILED, claim=1, attempts=1, problem=problem)
     return [*no_failure_names_our_resources(a_moment(task, before=[TASK]))]
 
 
 def test_a_failure_that_names_our_storage_or_descriptors_is_reported() -> None:
-    assert _failed("storage_full", "No room for the page")
-    assert _failed("dns_failed", "This worker is out of descriptors")
-    assert _failed("gateway_502", "The request failed on its way") == []
-    assert _failed("worker_crashed", "The worker crashed over this task") == []
+    assert _failures_of("storage_full", "No room for the page")
+    assert _failures_of("dns_failed", "This worker is out of descriptors")
+    assert _failures_of("gateway_502", "The request failed on its way") == []
+    assert _failures_of("worker_crashed", "The worker crashed over this task") == []
 
 
 def test_a_caller_with_more_than_its_quota_and_one_request_is_reported() -> None:
@@ -92,14 +92,18 @@ def test_a_small_job_that_takes_more_than_twice_its_time_and_five_seconds_is_rep
     assert found(19.5, is_orderly=True, scan_s=10.0)
 
 
-def _expired(seconds: float) -> list[str]:
+def _expiries_after(seconds: float) -> list[str]:
     run = a_run(status=RunStatus.COMPLETED, expires_at=T0 - seconds)
     result = Result("body", 1, "", "text/html", 200)
     task = a_task(status=TaskStatus.SUCCESSFUL, claim=1, attempts=1, result=result)
     moment = a_moment(a_job(), run, task, bodies={"body": b"x"})
     content = a_call(path=f"/v1/jobs/{JOB}/runs/{RUN}/tasks/{task.task_id}/content")
     served = an_expired_result_is_not_served(moment, content)
-    return [violation for found in (an_expired_body_is_gone(moment), served) for violation in found]
+    return [
+        violation
+        for violations in (an_expired_body_is_gone(moment), served)
+        for violation in violations
+    ]
 
 
 def test_a_body_that_is_gone_is_reported_unless_clocks_leap_by_days() -> None:
@@ -124,6 +128,6 @@ def test_a_job_of_no_key_is_reported_unless_clocks_leap_by_days() -> None:
 
 
 def test_a_result_that_is_served_or_stored_after_its_time_is_reported() -> None:
-    assert len(_expired(GONE_WITHIN_S + 1.0)) == 2
-    assert len(_expired(GONE_WITHIN_S - 1.0)) == 1  # Its body may be there for a while.
-    assert _expired(-1.0) == []
+    assert len(_expiries_after(GONE_WITHIN_S + 1.0)) == 2
+    assert len(_expiries_after(GONE_WITHIN_S - 1.0)) == 1  # Its body may be there for a while.
+    assert _expiries_after(-1.0) == []

@@ -52,9 +52,9 @@ def test_a_list_that_was_added_and_is_missing_is_reported() -> None:
     added = a_call("POST", f"/v1/jobs/{JOB}/tasks", body={"tasks": [{"url": URLS[1]}]}, key="k")
     history = History(calls=[a_submit(URLS[0]), added])
 
-    found = list(every_line_is_its_task(completed(*tasks(URLS[0]), history=history)))
+    violations = list(every_line_is_its_task(completed(*tasks(URLS[0]), history=history)))
 
-    assert ["lacks a list of 1 lines" in violation for violation in found] == [True]
+    assert ["lacks a list of 1 lines" in violation for violation in violations] == [True]
 
 
 def test_a_list_whose_answer_was_lost_may_be_there() -> None:

@@ -22,30 +22,30 @@ def a_refusal(status: int = 404, media_type: str = MEDIA_TYPE, **fields: object)
     return a_call(status=status, answer={**PROBLEM, **fields}, media_type=media_type)
 
 
-def refused(call: Call) -> list[str]:
+def refusals_of(call: Call) -> list[str]:
     return [*every_refusal_is_a_problem(a_moment(), call)]
 
 
 def test_a_problem_of_the_table_is_let_pass() -> None:
-    assert refused(a_refusal()) == []
+    assert refusals_of(a_refusal()) == []
 
 
 def test_a_refusal_that_is_no_problem_is_reported() -> None:
-    assert refused(a_refusal(media_type="application/json"))
-    assert refused(a_call(status=404, answer=b"not found", media_type=MEDIA_TYPE))
+    assert refusals_of(a_refusal(media_type="application/json"))
+    assert refusals_of(a_call(status=404, answer=b"not found", media_type=MEDIA_TYPE))
 
 
 def test_a_problem_that_its_status_does_not_have_is_reported() -> None:
-    assert refused(a_refusal(status=409))
-    assert refused(a_refusal(code="whatever", type="urn:conveyor:problem:whatever"))
-    assert refused(a_refusal(type="about:blank"))
+    assert refusals_of(a_refusal(status=409))
+    assert refusals_of(a_refusal(code="whatever", type="urn:conveyor:problem:whatever"))
+    assert refusals_of(a_refusal(type="about:blank"))
 
 
 def test_the_content_of_a_failed_task_is_its_own_problem() -> None:
     path = "/v1/jobs/JOB/tasks/TASK/content"
 
-    assert refused(a_call(path=path, status=422, answer=PROBLEM, media_type=MEDIA_TYPE)) == []
-    assert refused(a_call(status=422, answer=PROBLEM, media_type=MEDIA_TYPE))
+    assert refusals_of(a_call(path=path, status=422, answer=PROBLEM, media_type=MEDIA_TYPE)) == []
+    assert refusals_of(a_call(status=422, answer=PROBLEM, media_type=MEDIA_TYPE))
 
 
 def test_a_500_is_reported_unless_the_world_meant_it() -> None:

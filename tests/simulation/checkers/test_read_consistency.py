@@ -16,8 +16,8 @@ from tests.simulation.checkers.state_changes import a_call, a_delivery, a_moment
 
 
 def a_read(status: str, at: float, **fields: Any) -> Call:
-    shown = {"job_id": JOB, "latest_run": {"run_id": RUN, "status": status, **fields}}
-    return a_call(answer=shown, at=at)
+    body = {"job_id": JOB, "latest_run": {"run_id": RUN, "status": status, **fields}}
+    return a_call(answer=body, at=at)
 
 
 def stays(*calls: Call, deliveries: tuple[Delivery, ...] = ()) -> list[str]:
@@ -52,22 +52,22 @@ def counted(completed: int, at: float) -> Call:
     return a_read("running", at, stats=stats)
 
 
-def fallen(*calls: Call) -> list[str]:
+def falls_in(*calls: Call) -> list[str]:
     history = History(calls=[*calls])
     return [*counts_that_were_shown_never_fall(a_moment(history=history))]
 
 
 def test_counts_that_fall_are_reported() -> None:
-    assert fallen(counted(5, 1.0), counted(4, 3.0))
-    assert fallen(counted(5, 1.0), counted(5, 3.0), counted(6, 3.0)) == []
+    assert falls_in(counted(5, 1.0), counted(4, 3.0))
+    assert falls_in(counted(5, 1.0), counted(5, 3.0), counted(6, 3.0)) == []
 
 
 def test_counts_may_be_a_second_old() -> None:
     slow = counted(4, 9.0)
     slow.sent_at = 1.5
 
-    assert fallen(counted(5, 1.0), counted(4, 1.9)) == []
-    assert fallen(counted(5, 1.0), slow) == []
+    assert falls_in(counted(5, 1.0), counted(4, 1.9)) == []
+    assert falls_in(counted(5, 1.0), slow) == []
 
 
 def test_a_run_that_is_shown_idle_while_its_list_comes_in_is_reported() -> None:

@@ -113,12 +113,12 @@ def test_what_is_left_in_queues_of_a_deleted_job_is_reported() -> None:
 
 
 def test_rings_and_whose_a_run_was_may_stay() -> None:
-    kept = (
+    row = (
         StoredItem("queue", "control-dead"),
         StoredItem("message", "control-dead", JOB.encode()),
         StoredItem("mark", f"{{{RUN}}}/:job", JOB.encode()),
     )
-    moment = a_moment(a_job(status=JobStatus.DELETED), remains=kept)
+    moment = a_moment(a_job(status=JobStatus.DELETED), remains=row)
 
     assert list(nobody_is_sent_for_what_was_deleted(moment)) == []
 
@@ -178,8 +178,10 @@ def test_a_run_that_nobody_finds_is_reported() -> None:
     since = {"long": -500.0, "short": -50.0}
     histories = [History(idle_since={RUN: at}, sweep_s=15.0) for at in since.values()]
 
-    found = [bool(list(an_idle_run_is_found(a_moment(history=history)))) for history in histories]
-    assert found == [True, False]
+    verdicts = [
+        bool(list(an_idle_run_is_found(a_moment(history=history)))) for history in histories
+    ]
+    assert verdicts == [True, False]
 
 
 def test_who_has_tasks_and_neither_message_nor_claim_is_idle() -> None:

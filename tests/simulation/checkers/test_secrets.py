@@ -27,9 +27,9 @@ def test_a_secret_in_a_row_is_reported() -> None:
 
 
 def test_a_key_for_signatures_in_a_row_is_reported() -> None:
-    shown = b64encode(SIGNING).decode()
+    text = b64encode(SIGNING).decode()
 
-    assert list(no_secret_is_stored(a_moment(a_job(headers_sealed=shown), history=SIGNED)))
+    assert list(no_secret_is_stored(a_moment(a_job(headers_sealed=text), history=SIGNED)))
     assert list(no_secret_is_stored(a_moment(a_job(headers_sealed="other"), history=SIGNED))) == []
 
 
@@ -51,10 +51,10 @@ def test_a_secret_in_a_log_is_reported() -> None:
 
 
 def test_a_secret_in_an_answer_is_reported() -> None:
-    hidden, told = ({"zenrows_params": {"custom_headers": header}} for header in ("***", SECRET))
+    hidden, leaking = ({"zenrows_params": {"custom_headers": header}} for header in ("***", SECRET))
 
-    assert list(no_secret_is_shown(a_moment(), a_call(answer=told)))
-    assert list(no_secret_is_shown(a_moment(), a_call(answer=told, status=400)))
+    assert list(no_secret_is_shown(a_moment(), a_call(answer=leaking)))
+    assert list(no_secret_is_shown(a_moment(), a_call(answer=leaking, status=400)))
     assert list(no_secret_is_shown(a_moment(), a_call(answer=hidden))) == []
 
 

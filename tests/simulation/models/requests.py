@@ -6,6 +6,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from conveyor.engines.aws.dynamodb.table import insert_statement
+
 TABLE = "rows"
 Params = dict[str, Any]
 Call = tuple[str, Params]
@@ -137,6 +139,10 @@ def steps(draw: st.DrawFn) -> Params:
             return {kind: {**at, "Key": draw(keys), **check}}
 
 
+def _key_of(item: Params) -> tuple[str, str]:
+    return item["pk"]["S"], item["sk"]["S"]
+
+
 @st.composite
 def calls(draw: st.DrawFn) -> Call:
     at: Params = {"TableName": TABLE}
@@ -144,20 +150,25 @@ def calls(draw: st.DrawFn) -> Call:
         case "put":
             return "PutItem", {**at, "Item": draw(items), **draw(conditions())}
         case "update":
-            shown = {"ReturnValues": draw(st.sampled_from(["NONE", "ALL_NEW"]))}
-            return "UpdateItem", {**at, "Key": draw(keys), **draw(changes()), **shown}
+            options = {"ReturnValues": draw(st.sampled_from(["NONE", "ALL_NEW"]))}
+            return "UpdateItem", {**at, "Key": draw(keys), **draw(changes()), **options}
         case "delete":
             return "DeleteItem", {**at, "Key": draw(keys), **draw(conditions())}
         case "get":
             return "GetItem", {**at, "Key": draw(keys), "ConsistentRead": True}
         case "get many":
-            asked = draw(st.lists(keys, min_size=1, max_size=5))
-            return "BatchGetItem", {"RequestItems": {TABLE: {"Keys": asked}}}
+            sample_keys = draw(st.lists(keys, min_size=1, max_size=5))
+            return "BatchGetItem", {"RequestItems": {TABLE: {"Keys": sample_keys}}}
         case "write many":
             puts = items.map(lambda item: {"PutRequest": {"Item": item}})
             removals = keys.map(lambda key: {"DeleteRequest": {"Key": key}})
             some = draw(st.lists(st.one_of(puts, removals), min_size=1, max_size=5))
             return "BatchWriteItem", {"RequestItems": {TABLE: some}}
+        case "insert many":
+            some = draw(st.lists(items, min_size=1, max_size=5, unique_by=_key_of))
+            return "BatchExecuteStatement", {
+                "Statements": [insert_statement(TABLE, item) for item in some]
+            }
         case "together":
             some = draw(st.lists(steps(), min_size=1, max_size=4))
             return "TransactWriteItems", {"TransactItems": some}
@@ -170,7 +181,7 @@ def calls(draw: st.DrawFn) -> Call:
 _VERBS = [
     *["put", "update", "update", "together"] * 2,
     *["get", "get many", "page", "index page"] * 2,
-    *["delete", "write many"],
+    *["delete", "write many", "insert many"],
 ]
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
 import trio
 from trio.testing import MockClock
 
+from conveyor.engines.aws.dynamodb.table import insert_statement
 from conveyor.engines.aws.errors import AwsError
 from conveyor.simulation.models.dynamodb.values import NotModelled
 from conveyor.simulation.models.fault_rates import CapacityLimits, DynamoFaults
@@ -56,13 +58,13 @@ async def refusal(call: Any) -> tuple[str, tuple[str, ...]]:
 
 async def test_what_is_too_large_is_refused(world: World) -> None:
     large = item("a", text="x" * 400 * 1024)
-    some = [item(str(number), text="x" * 300 * 1024) for number in range(14)]
+    items = [item(str(number), text="x" * 300 * 1024) for number in range(14)]
     many = [item(str(number)) for number in range(101)]
     puts = [{"PutRequest": {"Item": row}} for row in many[:26]]
 
     for call in (
         put(world, large),
-        together(world, *some),
+        together(world, *items),
         together(world, *many),
         together(world, many[0], many[0]),
         world.dynamodb("BatchWriteItem", RequestItems={TABLE: puts}),
@@ -126,11 +128,11 @@ async def test_names_and_values_that_nothing_uses_are_refused(world: World) -> N
 
 
 async def test_capacity_is_told_as_the_service_does(world: World) -> None:
-    asked = {"TableName": TABLE, "ReturnConsumedCapacity": "TOTAL"}
+    request = {"TableName": TABLE, "ReturnConsumedCapacity": "TOTAL"}
     large = item("a", text="x" * 3000, g1="o", g1s="s")
 
-    wrote = await world.dynamodb("PutItem", **asked, Item=large)
-    read = await world.dynamodb("GetItem", **asked, Key=key("a"))
+    wrote = await world.dynamodb("PutItem", **request, Item=large)
+    read = await world.dynamodb("GetItem", **request, Key=key("a"))
     both = await together(world, item("b"), item("c"), ReturnConsumedCapacity="TOTAL")
 
     assert wrote["ConsumedCapacity"]["CapacityUnits"] == 4.0
@@ -234,6 +236,49 @@ async def test_batches_are_left_unprocessed_in_part(world: World) -> None:
     assert fired["dynamodb.unprocessed_keys"] == len(unread)
 
 
+async def test_each_statement_of_a_batch_is_judged_by_itself(world: World) -> None:
+    await put(world, item("old", n="1"))
+    inserts = [insert_statement(TABLE, item(name, n="2")) for name in ("new", "old")]
+
+    answer = await world.dynamodb(
+        "BatchExecuteStatement", Statements=inserts, ReturnConsumedCapacity="TOTAL"
+    )
+
+    codes = [said.get("Error", {}).get("Code") for said in answer["Responses"]]
+    assert codes == [None, "DuplicateItem"]
+    assert answer["ConsumedCapacity"] == [{"CapacityUnits": 2.0}]
+    kept = await world.dynamodb("GetItem", TableName=TABLE, Key=key("old"))
+    assert kept["Item"]["n"] == {"S": "1"}
+
+
+async def test_statements_are_throttled_in_part(world: World) -> None:
+    inserts = [insert_statement(TABLE, item(str(number))) for number in range(25)]
+    world.suffers(DynamoFaults(unprocessed_rate=0.5))
+
+    answer = await world.dynamodb("BatchExecuteStatement", Statements=inserts)
+
+    codes = Counter(said.get("Error", {}).get("Code") for said in answer["Responses"])
+    assert set(codes) == {None, "ThrottlingError"}
+    assert (await page(world))["Count"] == codes[None]
+
+
+@pytest.mark.parametrize("count", [0, 26])
+async def test_a_batch_has_one_to_25_statements(world: World, count: int) -> None:
+    inserts = [insert_statement(TABLE, item(str(number))) for number in range(count)]
+
+    code, _ = await refusal(world.dynamodb("BatchExecuteStatement", Statements=inserts))
+
+    assert code == "ValidationException"
+
+
+async def test_a_batch_names_an_item_once(world: World) -> None:
+    inserts = [insert_statement(TABLE, item("a"))] * 2
+
+    code, _ = await refusal(world.dynamodb("BatchExecuteStatement", Statements=inserts))
+
+    assert code == "ValidationException"
+
+
 async def test_a_transaction_is_cancelled_by_a_conflict(world: World) -> None:
     world.suffers(DynamoFaults(conflict_rate=1.0))
 
@@ -274,17 +319,17 @@ async def test_an_eventual_read_may_show_what_was(world: World, autojump_clock: 
     for number in range(6):
         await put(world, item("a", text=str(number)))
         await trio.sleep(1.0)
-    asked = {"TableName": TABLE, "Key": key("a")}
+    request = {"TableName": TABLE, "Key": key("a")}
 
-    seen = {(await world.dynamodb("GetItem", **asked))["Item"]["text"]["S"] for _ in range(100)}
-    shown = {(await page(world))["Items"][0]["text"]["S"] for _ in range(100)}
+    seen = {(await world.dynamodb("GetItem", **request))["Item"]["text"]["S"] for _ in range(100)}
+    texts = {(await page(world))["Items"][0]["text"]["S"] for _ in range(100)}
     sure = {
-        (await world.dynamodb("GetItem", **asked, ConsistentRead=True))["Item"]["text"]["S"]
+        (await world.dynamodb("GetItem", **request, ConsistentRead=True))["Item"]["text"]["S"]
         for _ in range(20)
     }
 
-    assert {"2", "3", "4", "5"} <= seen & shown
-    assert seen | shown <= {"0", "1", "2", "3", "4", "5"}
+    assert {"2", "3", "4", "5"} <= seen & texts
+    assert seen | texts <= {"0", "1", "2", "3", "4", "5"}
     assert sure == {"5"}
 
 
@@ -350,16 +395,16 @@ async def test_pages_come_back_short_and_empty_and_lose_nothing(
     world.suffers(DynamoFaults(short_page_rate=0.95))
 
     sizes: list[int] = []
-    found: list[str] = []
+    sort_keys: list[str] = []
     start: Params = {}
     while True:
         answer = await page(world, ScanIndexForward=is_forward, **start)
         sizes.append(answer["Count"])
-        found += [row["sk"]["S"] for row in answer["Items"]]
+        sort_keys += [row["sk"]["S"] for row in answer["Items"]]
         if "LastEvaluatedKey" not in answer:
             break
         start = {"ExclusiveStartKey": answer["LastEvaluatedKey"]}
 
-    assert found == sorted(names, reverse=not is_forward)
+    assert sort_keys == sorted(names, reverse=not is_forward)
     assert 0 in sizes
     assert world.fault_source.fired["dynamodb.empty_page"] == sizes.count(0)

@@ -88,6 +88,8 @@ class Table:
             }
         if isinstance(value, list):
             return [self._here(inner) for inner in value]
+        if isinstance(value, str):  # Statements have the name of the table in their text.
+            value = value.replace(f'INTO "{TABLE}"', f'INTO "{self._name}"')
         return self._name if value == TABLE else value
 
 
@@ -97,6 +99,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         if value.keys() == {"N"}:
             return {"N": Decimal(value["N"]).normalize()}
+        if isinstance(value.get("Responses"), list):
+            return [response.get("Error", {}).get("Code") for response in value["Responses"]]
         if "Responses" in value:
             return [sorted(_plain(rows), key=repr) for rows in value["Responses"].values() if rows]
         return {key: _plain(inner) for key, inner in value.items() if inner not in ({}, [])}
@@ -108,8 +112,8 @@ async def _both(url: str, asked: list[Call]) -> None:
     model = AwsModel(clock=ManualClock(), fault_source=FaultSource(random=Random(1)))
     async with an_http_transport(an_access(dynamodb=url)) as server:
         for transport in (model, server):
-            made = {"TableName": name, **_definition}
-            await transport.call("dynamodb", "CreateTable", made, deadline_s=DEADLINE_S)
+            request = {"TableName": name, **_definition}
+            await transport.call("dynamodb", "CreateTable", request, deadline_s=DEADLINE_S)
         ours, theirs = Table(model, name), Table(server, name)
         for operation, params in asked:
             said = await ours.ask(operation, params)

@@ -168,11 +168,11 @@ async def test_an_ingest_step_is_made_once_however_often_it_is_tried(
     stats = await engine.store.find(StatsOf(job_id=JOB, run_id=RUN, shard_count=SHARDS))
     assert [await engine.store.read(key_of(task)) for task in tasks] == tasks
     assert sum(row.admitted for row in stats) == 40
-    received = await drained(engine)
+    received = await drain(engine)
     assert received.keys() == {ref_to(task) for task in tasks}
 
 
-async def drained(engine: AwsEngine) -> Counter[object]:
+async def drain(engine: AwsEngine) -> Counter[object]:
     """Every ref that can be had, and how often."""
     seen: Counter[object] = Counter()
     quiet = 0
@@ -196,10 +196,10 @@ async def test_every_ref_that_was_sent_is_received(harsh: World, autojump_clock:
 
     await until_known(lambda: engine.queue.open_run(RUN))
     await until_known(lambda: engine.queue.send(refs))
-    seen = await drained(engine)
+    seen = await drain(engine)
     harsh.heals()
     await trio.sleep(120)
-    seen += await drained(engine)
+    seen += await drain(engine)
 
     assert seen.keys() == set(refs)
     assert (await engine.queue.depth(RUN)).visible == 0
@@ -295,8 +295,8 @@ async def test_a_body_is_whole_or_absent(harsh: World, autojump_clock: MockClock
             return None
 
     async def put() -> Stored:
-        async with aclosing(stream(pieces)) as given:
-            return await blobs.put_stream("k/a", given)
+        async with aclosing(stream(pieces)) as source:
+            return await blobs.put_stream("k/a", source)
 
     for _ in range(3):
         try:

@@ -112,7 +112,7 @@ async def test_signals_are_heard_until_a_listener_is_cut_off(
 ) -> None:
     heard: list[tuple[JobId, RunId]] = []
 
-    async def hear(job_id: JobId, run_id: RunId) -> None:
+    async def hear(job_id: JobId, run_id: RunId, tasks: int) -> None:
         heard.append((job_id, run_id))
 
     here, there = world.redis.link(), world.redis.link()
@@ -167,30 +167,30 @@ async def _told(
 ) -> list[object]:
     coordinator = RedisCoordinator(link, Random(1), space=space)
     leases: list[LeaseId] = []
-    told: list[object] = []
+    answers: list[object] = []
     for verb, pick, count in script:
-        some = leases[pick : pick + count]
+        batch = leases[pick : pick + count]
         match verb:
             case "acquire":
                 taken = await coordinator.acquire(JOB, RUN, count_max=count, cap=4, ttl_s=2)
                 leases += taken
-                told.append(taken)
+                answers.append(taken)
             case "enter":
                 pools = [HostPool(JOB, f"h{pick}", cap=count, spacing_s=0.5 * pick)] * count
                 passed = await coordinator.acquire_hosts(pools, ttl_s=2)
                 leases += [lease for lease in passed if lease is not None]
-                told.append(passed)
+                answers.append(passed)
             case "renew":
-                told.append(await coordinator.renew(some, ttl_s=2))
+                answers.append(await coordinator.renew(batch, ttl_s=2))
             case "restore":
-                await coordinator.restore(some, ttl_s=2)
+                await coordinator.restore(batch, ttl_s=2)
             case "release":
-                await coordinator.release(some)
+                await coordinator.release(batch)
             case "count":
-                told.append(await coordinator.count(RUN))
+                answers.append(await coordinator.count(RUN))
             case "mark":
                 await coordinator.put_status(f"w{pick}", {"x": f"m{count} \u00e9"}, ttl_s=5 * count)
-                told.append(await coordinator.list_status("x"))
+                answers.append(await coordinator.list_status("x"))
             case _:
                 clock.advance(pick * 0.5)
-    return told
+    return answers

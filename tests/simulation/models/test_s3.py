@@ -89,8 +89,8 @@ async def test_a_read_may_break_off(world: World) -> None:
     got: list[bytes] = []
 
     async def read() -> None:
-        asked = {"Bucket": "bodies", "Key": "a"}
-        async with world.aws.open("s3", "GetObject", asked, deadline_s=60.0) as answer:
+        request = {"Bucket": "bodies", "Key": "a"}
+        async with world.aws.open("s3", "GetObject", request, deadline_s=60.0) as answer:
             got.extend([piece async for piece in answer["Body"]])
 
     with pytest.raises(NoResponse):
@@ -100,9 +100,9 @@ async def test_a_read_may_break_off(world: World) -> None:
 
 async def test_a_read_goes_on_with_what_it_began_with(world: World) -> None:
     await world.s3("PutObject", Key="a", Body=b"old" * 100_000)
-    asked = {"Bucket": "bodies", "Key": "a"}
+    request = {"Bucket": "bodies", "Key": "a"}
 
-    async with world.aws.open("s3", "GetObject", asked, deadline_s=60.0) as answer:
+    async with world.aws.open("s3", "GetObject", request, deadline_s=60.0) as answer:
         await world.s3("PutObject", Key="a", Body=b"new")
         body = b"".join([piece async for piece in answer["Body"]])
 

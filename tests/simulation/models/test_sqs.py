@@ -28,8 +28,8 @@ async def a_queue(world: World, *bodies: str) -> None:
 
 async def receive(world: World, count: int = 10, **more: Any) -> list[Any]:
     answer = await world.sqs("ReceiveMessage", **QUEUE, MaxNumberOfMessages=count, **more)
-    found: list[Any] = answer.get("Messages", [])
-    return found
+    messages: list[Any] = answer.get("Messages", [])
+    return messages
 
 
 async def delete(world: World, *messages: Any) -> Any:
@@ -242,11 +242,11 @@ async def test_what_others_send_to_a_queue_of_ours_is_put_away(world: World) -> 
     refs = [TaskRef(JOB, RUN, TaskId(a_ulid(number)), 0) for number in range(20)]
 
     await queue.send(refs)
-    found = []
+    messages = []
     for _ in range(5):
-        found += await queue.receive(RUN, count_max=10, visibility_s=60)
+        messages += await queue.receive(RUN, count_max=10, visibility_s=60)
 
     assert world.fault_source.fired["sqs.garbage"] >= 20
-    assert {message.ref for message in found} == set(refs)
+    assert {message.ref for message in messages} == set(refs)
     left = await queue.depth(RUN)
     assert (left.visible, left.hidden) <= (0, 25)  # What another release may have sent stays.

@@ -83,8 +83,8 @@ class World:
         return await self.aws.call("sqs", operation, params, deadline_s=30.0)
 
     async def s3(self, operation: str, **params: Any) -> dict[str, Any]:
-        asked = {"Bucket": BUCKET, **params}
-        return await self.aws.call("s3", operation, asked, deadline_s=60.0)
+        request = {"Bucket": BUCKET, **params}
+        return await self.aws.call("s3", operation, request, deadline_s=60.0)
 
 
 Faults = CallFaults | DynamoFaults | SqsFaults | S3Faults | RedisFaults

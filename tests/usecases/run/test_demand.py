@@ -11,8 +11,8 @@ from conveyor.domain.run.wait_reason import RunReport, WaitReason, WorkerReport
 from conveyor.usecases.context import Context
 from conveyor.usecases.run import demand, reconcile, runs
 from conveyor.usecases.run.demand import Demand, RunDemand, slots_for
-from conveyor.usecases.run.run_progress import publish_reports
-from tests.builders import CALLER
+from conveyor.usecases.run.run_progress import publish_presence, publish_reports
+from tests.builders import CALLER, ManualClock
 from tests.usecases.world import submit
 
 
@@ -46,7 +46,8 @@ async def test_a_run_that_more_workers_cannot_help_wants_what_it_has(measuring: 
         accepted.job.job_id, accepted.run.run_id, count_max=4, cap=100, ttl_s=60
     )
     report = RunReport(WaitReason.HOST_CAP, since=measuring.now())
-    await publish_reports(measuring, WorkerReport(50, 4), {accepted.run.run_id: report})
+    await publish_presence(measuring, WorkerReport(50, 4))
+    await publish_reports(measuring, {accepted.run.run_id: report})
 
     assert await swept(measuring) == 4
 
@@ -60,7 +61,8 @@ async def test_a_run_needs_slots_to_finish_within_minutes_not_at_once(
         accepted.job.job_id, accepted.run.run_id, count_max=10, cap=100, ttl_s=60
     )
     report = RunReport(rate=10 / page_s)
-    await publish_reports(measuring, WorkerReport(50, 10), {accepted.run.run_id: report})
+    await publish_presence(measuring, WorkerReport(50, 10))
+    await publish_reports(measuring, {accepted.run.run_id: report})
 
     assert slots_for((await reconcile.sweep_runs(measuring)).demand, 10) == needed
 
@@ -82,29 +84,64 @@ def test_idle_leases_do_not_make_pages_longer() -> None:
 
 
 async def test_every_process_reads_the_same_percentage(measuring: Context) -> None:
-    await publish_reports(measuring, WorkerReport(300, 20), {})
+    await publish_presence(measuring, WorkerReport(300, 20))
     other = replace(measuring, process_id="other")
-    await publish_reports(other, WorkerReport(300, 40), {})
+    await publish_presence(other, WorkerReport(300, 40))
     await demand.publish(other, [RunDemand(480)])
 
-    found = [await demand.load(env) for env in (measuring, other)]
+    demands = [await demand.load(env) for env in (measuring, other)]
 
-    assert found == [Demand(480, 600, 60)] * 2
-    assert found[0].percent == 80.0
+    assert demands == [Demand(480, 600, 60)] * 2
+    assert demands[0].percent == 80.0
 
 
 @pytest.mark.parametrize(("in_use", "percent"), [(100, 50.0), (200, 80.0)])
-async def test_a_busy_worker_is_needed_but_asks_for_no_other(
+async def test_a_worker_that_is_busy_with_growing_runs_is_needed_but_asks_for_no_other(
     measuring: Context, in_use: int, percent: float
 ) -> None:
-    await publish_reports(measuring, WorkerReport(200, in_use), {})
-    await demand.publish(measuring, [RunDemand(10)])
+    await publish_presence(measuring, WorkerReport(200, in_use))
+    run = RunDemand(100, 300, leases=in_use, rate=50.0, grows=True)
+    await demand.publish(measuring, [run])
 
     assert (await demand.load(measuring)).percent == percent
 
 
+async def test_a_worker_that_is_busy_with_the_end_of_the_work_is_not_needed(
+    measuring: Context,
+) -> None:
+    await publish_presence(measuring, WorkerReport(200, 150))
+    await demand.publish(measuring, [RunDemand(200, 3_000, leases=150, rate=75.0)])
+
+    assert (await demand.load(measuring)).demand == 20
+
+
+@pytest.mark.parametrize(
+    ("is_open", "age_s", "grows"), [(False, 10, True), (False, 400, False), (True, 400, True)]
+)
+async def test_open_and_young_runs_may_grow(
+    measuring: Context, clock: ManualClock, *, is_open: bool, age_s: float, grows: bool
+) -> None:
+    accepted = await submit(measuring, 240, is_open=is_open)
+    clock.advance(age_s)
+    report = RunReport(rate=1.0)
+    await publish_presence(measuring, WorkerReport(50, 10))
+    await publish_reports(measuring, {accepted.run.run_id: report})
+
+    (run,) = (await reconcile.sweep_runs(measuring)).demand
+
+    assert run.grows is grows
+
+
+async def test_a_sum_of_an_earlier_release_counts_all_slots_in_use(measuring: Context) -> None:
+    await publish_presence(measuring, WorkerReport(200, 100))
+    earlier = f'{{"at": {measuring.now()}, "slots": 10}}'
+    await measuring.coordinator.put_status("another", {demand.SUBJECT: earlier}, ttl_s=60)
+
+    assert (await demand.load(measuring)).demand == 100
+
+
 async def test_a_draining_worker_has_no_slots(measuring: Context) -> None:
-    await publish_reports(measuring, WorkerReport(300, 20, draining=True), {})
+    await publish_presence(measuring, WorkerReport(300, 20, draining=True))
 
     assert (await demand.load(measuring)).slots == 0
 

@@ -16,16 +16,16 @@ from tests.usecases.world import World, body_of, missing, rows_of, submit, with_
 
 
 async def pages(env: Context, accepted: Accepted, *, status: str, limit: int) -> list[list[str]]:
-    found: list[list[str]] = []
+    page_ids: list[list[str]] = []
     cursor: str | None = None
     while True:
         page = await results.page(
             env, accepted.job, accepted.run, status=status, cursor=cursor, limit=limit
         )
-        found.append([task.task_id for task in page.tasks])
+        page_ids.append([task.task_id for task in page.tasks])
         cursor = page.next_cursor
         if cursor is None:
-            return found
+            return page_ids
 
 
 @pytest.mark.parametrize("is_open", [True, False])
@@ -35,11 +35,11 @@ async def test_pages_hold_every_task_once_in_id_order(
 ) -> None:
     accepted = await submit(env, 30, is_open=is_open)
 
-    found = await pages(env, accepted, status="all", limit=limit)
+    page_ids = await pages(env, accepted, status="all", limit=limit)
 
-    ids = [task for page in found for task in page]
+    ids = [task for page in page_ids for task in page]
     assert ids == sorted(row.task_id for row in await rows_of(env, accepted.run))
-    assert all(0 < len(page) <= limit for page in found)
+    assert all(0 < len(page) <= limit for page in page_ids)
 
 
 async def test_a_filter_shows_only_its_statuses(env: Context) -> None:
@@ -63,18 +63,18 @@ async def test_where_the_counters_know_of_none_no_task_is_looked_at(
     accepted = await submit(world.env, 5)
     await work(world.env, accepted.run, count=worked)
     page_tasks = world.engine.store.page_tasks
-    asked: list[object] = []
+    queries: list[object] = []
 
     async def page_and_tell(query: TasksOf, *, read_max: int) -> TaskPage:
-        asked.append(query)
+        queries.append(query)
         return await page_tasks(query, read_max=read_max)
 
     monkeypatch.setattr(world.engine.store, "page_tasks", page_and_tell)
 
-    found = await pages(world.env, accepted, status=status, limit=2)
+    page_ids = await pages(world.env, accepted, status=status, limit=2)
 
-    assert found == [[]]
-    assert asked == []
+    assert page_ids == [[]]
+    assert queries == []
 
 
 @pytest.mark.parametrize("limit", [1, 3, 40])
@@ -85,12 +85,12 @@ async def test_what_is_rare_is_found_by_its_cursors_over_pages_that_hold_nothing
     accepted = await submit(env, 40)
     await work(env, accepted.run, missing([3, 4, 31]))
 
-    found = await pages(env, accepted, status="failed", limit=limit)
+    page_ids = await pages(env, accepted, status="failed", limit=limit)
 
     rows = await rows_of(env, accepted.run)
     failed = sorted(row.task_id for row in rows if row.status is TaskStatus.FAILED)
-    assert [task for page in found for task in page] == failed
-    assert [] in found
+    assert [task for page in page_ids for task in page] == failed
+    assert [] in page_ids
 
 
 async def test_a_filter_that_does_not_exist_is_refused(env: Context) -> None:

@@ -191,15 +191,15 @@ async def test_fewer_days_hold_at_once_for_what_is_there(env: Context, clock: Ma
 
 
 @pytest.mark.parametrize(
-    ("body_days", "given", "kept"),
+    ("body_days", "ttl_days", "expected_days"),
     [(30, None, 14), (7, None, 7), (30, 30, 30), (7, 7, 7), (365, 365, 365), (1, 1, 1)],
 )
 async def test_results_are_kept_as_long_as_was_asked_or_fourteen_days_at_most(
-    env: Context, body_days: int, given: int | None, kept: int
+    env: Context, body_days: int, ttl_days: int | None, expected_days: int
 ) -> None:
-    accepted = await submit(keeping(env, body_days), 1, result_ttl_days=given)
+    accepted = await submit(keeping(env, body_days), 1, result_ttl_days=ttl_days)
 
-    assert accepted.job.result_ttl_days == kept
+    assert accepted.job.result_ttl_days == expected_days
 
 
 async def by_submit(env: Context, request: Submission, job_id: JobId) -> None:

@@ -38,13 +38,13 @@ async def shown(env: Context, run: Run) -> list[bool]:
 
 
 async def bodies_of(env: Context, run: Run) -> int:
-    found = 0
+    size = 0
     for task in await rows_of(env, run):
         if task.result is not None:
             with suppress(BlobMissing):
                 async with aclosing(env.blobs.open(task.result.key)) as pieces:
-                    found += len([piece async for piece in pieces])
-    return found
+                    size += len([piece async for piece in pieces])
+    return size
 
 
 async def test_a_live_run_has_no_expiry_and_an_ended_one_has(env: Context) -> None:

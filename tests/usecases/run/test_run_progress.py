@@ -104,14 +104,14 @@ async def test_of_many_who_look_one_reads_and_all_see_the_same_for_a_second(
     async with trio.open_nursery() as nursery:
         for _ in range(20):
             nursery.start_soon(look)
-    asked = store.asked
+    reads = store.asked
     await work(env, run, count=2)
     await look()
     await trio.sleep(limits.CACHED_COUNTERS_TTL_S)
     await look()
 
     assert seen == [0] * 21 + [2]
-    assert asked == 1
+    assert reads == 1
 
 
 async def test_whatever_changes_the_run_is_seen_at_once(
@@ -210,7 +210,7 @@ async def test_who_holds_a_ticket_and_dies_keeps_nobody_waiting_for_long(
 async def test_counts_never_fall_whoever_looks(seed: int, autojump_clock: MockClock) -> None:
     """Several processes, slow ones among them; keys get lost, and so do answers of the store."""
     redis, random = World(seed=seed), Random(seed)
-    shown: list[tuple[float, float, Totals]] = []
+    readings: list[tuple[float, float, Totals]] = []
     calls = CallFaults(latency_s=(0.0, random.choice((0.001, 0.05, 0.2))))
     redis.suffers(calls, RedisFaults(evicted_rate=random.choice((0.0, 0.05))))
 
@@ -222,7 +222,7 @@ async def test_counts_never_fall_whoever_looks(seed: int, autojump_clock: MockCl
             with trio.move_on_after(random.choice((0.05, 5.0))) as scope:
                 totals = await cached_totals(env, run)
             if not scope.cancelled_caught:
-                shown.append((started_at, trio.current_time(), totals))
+                readings.append((started_at, trio.current_time(), totals))
 
     async with trio.open_nursery() as nursery:
         for number in range(4):
@@ -235,18 +235,18 @@ async def test_counts_never_fall_whoever_looks(seed: int, autojump_clock: MockCl
             for _ in range(2):
                 nursery.start_soon(look_often, env)
 
-    assert [*map(partial(_shown_less, shown), shown)] == [[]] * len(shown)
-    assert len(shown) > 100
+    assert [*map(partial(_decreases, readings), readings)] == [[]] * len(readings)
+    assert len(readings) > 100
 
 
-def _shown_less(
-    shown: list[tuple[float, float, Totals]], before: tuple[float, float, Totals]
+def _decreases(
+    readings: list[tuple[float, float, Totals]], before: tuple[float, float, Totals]
 ) -> list[Totals]:
     """What those were shown who came after this was shown, and is less."""
     _, ended_at, old = before
     return [
         new
-        for started_at, _, new in shown
+        for started_at, _, new in readings
         if started_at > ended_at
         and (new.done < old.done or new.successful < old.successful or new.failed < old.failed)
     ]
@@ -260,17 +260,17 @@ async def test_a_process_that_lost_redis_for_a_while_shows_nothing_older_than_it
     here, there = (
         replace(a_world().env, store=store, cache=a_cache(redis, seed)) for seed in (1, 2)
     )
-    shown = []
+    readings = []
     for number in range(400):
         if number == 50:
             redis.suffers(RedisFaults(killed_rate=1.0))
-            shown.append((await cached_totals(here, run)).done)
+            readings.append((await cached_totals(here, run)).done)
             redis.heals()
         await cached_totals(there, run)
-        shown.append((await cached_totals(here, run)).done)
+        readings.append((await cached_totals(here, run)).done)
         await trio.sleep(0.01)
 
-    assert shown == sorted(shown)
+    assert readings == sorted(readings)
     assert cast("RedisCache", here.cache).outcomes["found"] > 0
 
 
@@ -305,7 +305,8 @@ async def test_progress_comes_from_leases_and_from_the_reports_of_all_processes(
     for process_id, rate in (("p-1", 0.5), ("p-2", 1.5)):
         process = replace(env, process_id=process_id)
         report = RunReport(WaitReason.JOB_CAP, since=7.0, rate=rate)
-        await run_progress.publish_reports(process, WorkerReport(50, 4), {run.run_id: report})
+        await run_progress.publish_presence(process, WorkerReport(50, 4))
+        await run_progress.publish_reports(process, {run.run_id: report})
 
     progress = await progress_of(env, run)
 
@@ -317,7 +318,8 @@ async def test_progress_comes_from_leases_and_from_the_reports_of_all_processes(
 async def test_reports_that_are_not_renewed_are_forgotten(env: Context, clock: ManualClock) -> None:
     run = (await submit(env, 2)).run
     report = RunReport(rate=1.0)
-    await run_progress.publish_reports(env, WorkerReport(50, 1), {run.run_id: report})
+    await run_progress.publish_presence(env, WorkerReport(50, 1))
+    await run_progress.publish_reports(env, {run.run_id: report})
 
     clock.advance(limits.STATUS_TTL_S + 1)
     progress = await progress_of(env, run)
@@ -340,10 +342,10 @@ async def test_an_ended_run_and_an_outage_have_empty_progress(env: Context) -> N
 async def test_a_worker_that_withdraws_is_no_longer_listed(env: Context) -> None:
     for process_id, worker in (("p-1", "zoe"), ("p-2", "ada")):
         process = replace(env, process_id=process_id)
-        await run_progress.publish_reports(process, WorkerReport(50, 0, worker=worker), {})
+        await run_progress.publish_presence(process, WorkerReport(50, 0, worker=worker))
     before = await run_progress.live_workers(env)
 
-    await run_progress.withdraw_reports(replace(env, process_id="p-2"))
+    await run_progress.withdraw_presence(replace(env, process_id="p-2"))
 
     assert [report.worker for report in before] == ["ada", "zoe"]
     assert [report.worker for report in await run_progress.live_workers(env)] == ["zoe"]
@@ -370,7 +372,7 @@ async def test_the_overview_lists_live_runs_with_their_counters(env: Context) ->
     await work(env, ended)
     await work(env, live, count=2)
 
-    (shown,) = await run_progress.live_runs(env, limit=10)
+    (readings,) = await run_progress.live_runs(env, limit=10)
 
-    assert (shown.run.run_id, shown.totals.done) == (live.run_id, 2)
-    assert shown.outlook == await progress_of(env, shown.run)
+    assert (readings.run.run_id, readings.totals.done) == (live.run_id, 2)
+    assert readings.outlook == await progress_of(env, readings.run)

@@ -138,8 +138,8 @@ async def test_a_stop_against_the_last_settle_ends_the_run_one_way_only(env: Con
         ends.add(run.status)
         assert run.status is (RunStatus.COMPLETED if totals.done else RunStatus.STOPPED)
         assert await gates_of(env, run) == {CounterState.CLOSED}
-    told = [notice.run_id for notice in await webhook.due(env, limit=1000)]
-    assert len(told) == len(set(told)) == 40
+    run_ids = [notice.run_id for notice in await webhook.due(env, limit=1000)]
+    assert len(run_ids) == len(set(run_ids)) == 40
     assert ends == {RunStatus.COMPLETED, RunStatus.STOPPED}
 
 

@@ -69,7 +69,7 @@ async def a_ref_of(env: Context, accepted: Accepted) -> TaskRef:
     return ref_to(row, accepted.job.job_id)
 
 
-async def claimed(env: Context, ref: TaskRef) -> Claimed:
+async def claim_row(env: Context, ref: TaskRef) -> Claimed:
     claim = (await tasks.claim(env, [ref]))[0]
     assert isinstance(claim, Claimed)
     return claim
@@ -83,7 +83,7 @@ async def settle(env: Context, ref: TaskRef, claim: Claimed) -> settlement.Settl
 
 async def test_a_task_is_claimed_by_one_at_a_time(env: Context) -> None:
     ref = await a_ref_of(env, await submit(env, 1))
-    first = await claimed(env, ref)
+    first = await claim_row(env, ref)
 
     second = (await tasks.claim(env, [ref]))[0]
 
@@ -116,10 +116,10 @@ async def test_a_lapsed_claim_is_taken_over_under_the_next_number(
     env: Context, clock: ManualClock
 ) -> None:
     ref = await a_ref_of(env, await submit(env, 1))
-    first = await claimed(env, ref)
+    first = await claim_row(env, ref)
     clock.advance(limits.CLAIM_TTL_S + 1)
 
-    second = await claimed(env, ref)
+    second = await claim_row(env, ref)
 
     assert (second.task.claim, second.task.attempts) == (first.task.claim + 1, 0)
 
@@ -129,9 +129,9 @@ async def test_a_worker_that_lost_its_claim_cannot_settle_the_task(
 ) -> None:
     accepted = await submit(env, 1)
     ref = await a_ref_of(env, accepted)
-    zombie = await claimed(env, ref)
+    zombie = await claim_row(env, ref)
     clock.advance(limits.CLAIM_TTL_S + 1)
-    winner = await claimed(env, ref)
+    winner = await claim_row(env, ref)
 
     lost = await settle(env, ref, zombie)
     won = await settle(env, ref, winner)
@@ -150,9 +150,9 @@ async def test_a_zombie_cannot_write_over_the_winners_body(
     env: Context, clock: ManualClock
 ) -> None:
     ref = await a_ref_of(env, await submit(env, 1))
-    zombie = await claimed(env, ref)
+    zombie = await claim_row(env, ref)
     clock.advance(limits.CLAIM_TTL_S + 1)
-    winner = await claimed(env, ref)
+    winner = await claim_row(env, ref)
 
     won = await tasks.store_body(env, ref, winner, page(b"winner"))
     lost = await tasks.store_body(env, ref, zombie, page(b"zombie"))
@@ -164,7 +164,7 @@ async def test_a_zombie_cannot_write_over_the_winners_body(
 async def test_settling_the_same_claim_twice_counts_once(env: Context) -> None:
     accepted = await submit(env, 1)
     ref = await a_ref_of(env, accepted)
-    claim = await claimed(env, ref)
+    claim = await claim_row(env, ref)
 
     first = await settle(env, ref, claim)
     again = await settle(env, ref, claim)
@@ -177,7 +177,7 @@ async def test_settling_the_same_claim_twice_counts_once(env: Context) -> None:
 async def test_a_terminal_task_and_an_unknown_one_are_told_apart(env: Context) -> None:
     accepted = await submit(env, 1)
     ref = await a_ref_of(env, accepted)
-    await settle(env, ref, await claimed(env, ref))
+    await settle(env, ref, await claim_row(env, ref))
     unknown = msgspec.structs.replace(ref, task_id="nope")
 
     assert (await tasks.claim(env, [ref]))[0] == AlreadyDone()
@@ -242,10 +242,10 @@ async def test_a_task_that_kills_its_workers_ends_as_failed(
 ) -> None:
     accepted = await submit(env, 1)
     ref = await a_ref_of(env, accepted)
-    claim = await claimed(env, ref)
+    claim = await claim_row(env, ref)
     while (problem := settlement.lost_workers_problem(claim.task)) is None:
         clock.advance(limits.CLAIM_TTL_S + 1)
-        claim = await claimed(env, ref)
+        claim = await claim_row(env, ref)
 
     finish = tasks.judge_exhausted(env, ref, claim.task, problem)
     await env.commit(finish.change)
@@ -261,11 +261,11 @@ async def test_a_task_that_is_handed_back_has_lost_no_attempt(env: Context) -> N
     accepted = await submit(env, 1)
     ref = await a_ref_of(env, accepted)
     for _ in range(limits.LOST_WORKERS_MAX + 2):
-        claim = await claimed(env, ref)
+        claim = await claim_row(env, ref)
         assert settlement.lost_workers_problem(claim.task) is None
         await tasks.release_claim(env, ref, claim.task)
 
-    assert (await claimed(env, ref)).task.attempts == 0
+    assert (await claim_row(env, ref)).task.attempts == 0
 
 
 async def test_the_same_work_asked_for_twice_carries_the_same_identity(
@@ -273,9 +273,9 @@ async def test_the_same_work_asked_for_twice_carries_the_same_identity(
 ) -> None:
     accepted = await submit(env, 1)
     ref = await a_ref_of(env, accepted)
-    first = await claimed(env, ref)
+    first = await claim_row(env, ref)
     clock.advance(limits.CLAIM_TTL_S + 1)
-    second = await claimed(env, ref)
+    second = await claim_row(env, ref)
 
     identity = tasks.request_for(env, accepted.job, first).identity
 
@@ -286,12 +286,12 @@ async def test_the_same_work_asked_for_twice_carries_the_same_identity(
 # First deliveries: a read instead of a write.
 
 
-async def received(env: Context, accepted: Accepted, count: int = 1) -> list[Message]:
+async def receive_all(env: Context, accepted: Accepted, count: int = 1) -> list[Message]:
     run_id = accepted.run.run_id
     return await env.queue.receive(run_id, count_max=count, visibility_s=limits.VISIBILITY_S)
 
 
-async def taken(env: Context, message: Message) -> Claimed:
+async def take_one(env: Context, message: Message) -> Claimed:
     (claim,) = await tasks.take(env, [message])
     assert isinstance(claim, Claimed)
     return claim
@@ -300,9 +300,9 @@ async def taken(env: Context, message: Message) -> Claimed:
 async def test_a_first_delivery_is_taken_without_a_write(env: Context) -> None:
     accepted = await submit(env, 1)
     before = await rows_of(env, accepted.run)
-    (message,) = await received(env, accepted)
+    (message,) = await receive_all(env, accepted)
 
-    claim = await taken(env, message)
+    claim = await take_one(env, message)
 
     assert claim.task.claim == 0
     assert await rows_of(env, accepted.run) == before
@@ -310,8 +310,8 @@ async def test_a_first_delivery_is_taken_without_a_write(env: Context) -> None:
 
 async def test_a_first_delivery_settles_its_task_once(env: Context) -> None:
     accepted = await submit(env, 1)
-    (message,) = await received(env, accepted)
-    claim = await taken(env, message)
+    (message,) = await receive_all(env, accepted)
+    claim = await take_one(env, message)
 
     first = await settle(env, message.ref, claim)
     again = await settle(env, message.ref, claim)
@@ -327,12 +327,12 @@ async def test_a_redelivered_message_is_claimed_and_its_first_worker_cannot_sett
     env: Context, clock: ManualClock
 ) -> None:
     accepted = await submit(env, 1)
-    (message,) = await received(env, accepted)
-    slow = await taken(env, message)
+    (message,) = await receive_all(env, accepted)
+    slow = await take_one(env, message)
     clock.advance(limits.VISIBILITY_S + 1)
-    (again,) = await received(env, accepted)
+    (again,) = await receive_all(env, accepted)
 
-    claim = await taken(env, again)
+    claim = await take_one(env, again)
 
     assert (again.receives, claim.task.claim) == (2, 1)
     assert await settle(env, message.ref, slow) == LostClaim()
@@ -344,10 +344,10 @@ async def test_of_two_first_deliveries_of_one_task_one_settles(
     env: Context, clock: ManualClock
 ) -> None:
     accepted = await submit(env, 1)
-    (message,) = await received(env, accepted)
-    one = await taken(env, message)
+    (message,) = await receive_all(env, accepted)
+    one = await take_one(env, message)
     clock.advance(1)
-    other = await taken(env, message)
+    other = await take_one(env, message)
 
     bodies = [await tasks.store_body(env, message.ref, claim, PAGE) for claim in (one, other)]
     verdicts = [await settle(env, message.ref, claim) for claim in (one, other)]
@@ -359,7 +359,7 @@ async def test_of_two_first_deliveries_of_one_task_one_settles(
 
 async def test_a_second_message_of_a_task_in_one_batch_is_claimed_by_a_write(env: Context) -> None:
     accepted = await submit(env, 1)
-    (message,) = await received(env, accepted)
+    (message,) = await receive_all(env, accepted)
 
     claims = await tasks.take(env, [message, message])
 
@@ -369,8 +369,8 @@ async def test_a_second_message_of_a_task_in_one_batch_is_claimed_by_a_write(env
 async def test_a_free_first_delivery_is_released_without_a_write(env: Context) -> None:
     accepted = await submit(env, 1)
     before = await rows_of(env, accepted.run)
-    (message,) = await received(env, accepted)
-    claim = await taken(env, message)
+    (message,) = await receive_all(env, accepted)
+    claim = await take_one(env, message)
 
     await tasks.release_claim(env, message.ref, claim.task)
 
@@ -379,8 +379,8 @@ async def test_a_free_first_delivery_is_released_without_a_write(env: Context) -
 
 async def test_a_paid_first_delivery_that_is_released_counts_its_cost(env: Context) -> None:
     accepted = await submit(env, 1)
-    (message,) = await received(env, accepted)
-    claim = await taken(env, message)
+    (message,) = await receive_all(env, accepted)
+    claim = await take_one(env, message)
 
     await tasks.release_claim(env, message.ref, claim.task, spent=settlement.Cost(7))
 
@@ -393,8 +393,8 @@ async def test_a_first_delivery_that_a_heartbeat_extended_is_released_by_a_write
     env: Context, clock: ManualClock
 ) -> None:
     accepted = await submit(env, 1)
-    (message,) = await received(env, accepted)
-    claim = await taken(env, message)
+    (message,) = await receive_all(env, accepted)
+    claim = await take_one(env, message)
     clock.advance(30)
     await env.commit(settlement.extend_claim(message.ref, claim.task, now=env.now()))
 

@@ -145,8 +145,8 @@ async def test_a_preview_counts_invalid_lines_by_reason_and_shows_the_first(env:
         "unsupported_scheme": limits.INVALID_TASKS_SHOWN_MAX,
     }
     assert preview.invalid == limits.INVALID_TASKS_SHOWN_MAX + 1
-    shown = [line.index for line in preview.invalid_tasks]
-    assert shown == list(range(3, 3 + limits.INVALID_TASKS_SHOWN_MAX))
+    indexes = [line.index for line in preview.invalid_tasks]
+    assert indexes == list(range(3, 3 + limits.INVALID_TASKS_SHOWN_MAX))
 
 
 async def test_only_valid_lines_of_a_gateway_have_a_price(env: Context) -> None:

@@ -9,10 +9,19 @@ import msgspec
 import pytest
 
 from conveyor.domain import limits
-from conveyor.domain.changes import BatchKey, Change, Guard, JobKey, Update
+from conveyor.domain.changes import (
+    BatchKey,
+    Change,
+    Guard,
+    Insert,
+    JobKey,
+    SampleKey,
+    Update,
+)
 from conveyor.domain.errors import NotFound
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import (
+    CounterSample,
     CounterState,
     JobStatus,
     NoticeStatus,
@@ -119,11 +128,11 @@ async def test_links_to_results_die_with_their_job(env: Context) -> None:
     (row,) = await rows_of(env, accepted.run)
     token = results.link_token(env, accepted.run, row)
     place = (accepted.job.job_id, accepted.run.run_id, row.task_id)
-    _, found = await results.run_by_link(env, *place, token)
+    _, run = await results.run_by_link(env, *place, token)
 
     await jobs.delete(env, CALLER, accepted.job.job_id)
 
-    assert found.run_id == accepted.run.run_id
+    assert run.run_id == accepted.run.run_id
     with pytest.raises(NotFound):
         await results.run_by_link(env, *place, token)
 
@@ -307,6 +316,33 @@ async def test_a_large_scrub_has_its_turn_and_goes_on_in_the_next(
     assert turns == len([gone for gone in slow.bites if gone]) + 1 > 2
 
 
+@pytest.mark.parametrize("is_job", [True, False])
+async def test_the_last_pass_removes_what_workers_of_an_earlier_release_left(
+    env: Context, clock: ManualClock, *, is_job: bool
+) -> None:
+    accepted = await submit(env, 3)
+    await work(env, accepted.run)
+    job_id, run_id = accepted.job.job_id, accepted.run.run_id
+    if is_job:
+        await jobs.delete(env, CALLER, job_id)
+    else:
+        await rerun.rerun(env, CALLER, job_id, retry=None, run_id=RunId(env.new_id()))
+        await runs.delete_run(env, CALLER, job_id, run_id)
+    await reconcile.delete_due(env)
+    clock.advance(limits.SECOND_DELETION_PASS_S + 1)
+    await reconcile.delete_due(env)
+    # Their program has no samples, so it removes none.
+    sample = CounterSample(job_id=job_id, run_id=run_id, minute=1, at=env.now())
+    key = SampleKey(job_id, run_id, 1)
+    await env.commit(Change((Insert(key, sample),)))
+
+    clock.advance(limits.TOMBSTONE_TTL_S + 1)
+    await reconcile.delete_due(env)
+
+    assert await env.store.read(key) is None
+    assert await env.store.find(DueScrubs(due_by=1e12, limit=10)) == []
+
+
 async def test_deleting_a_run_removes_that_run_only(
     world: World, env: Context, clock: ManualClock
 ) -> None:
@@ -319,8 +355,9 @@ async def test_deleting_a_run_removes_that_run_only(
 
     await runs.delete_run(env, CALLER, accepted.job.job_id, accepted.run.run_id)
     await reconcile.delete_due(env)
-    clock.advance(limits.SECOND_DELETION_PASS_S + 1)
-    await reconcile.delete_due(env)
+    for _ in range(2):
+        clock.advance(limits.TOMBSTONE_TTL_S + 1)
+        await reconcile.delete_due(env)
 
     job = await load_owned_job(env, CALLER, accepted.job.job_id)
     with pytest.raises(NotFound):

@@ -37,7 +37,7 @@ BAD = [
 COUNTS = [10, 100, LATER_FROM]
 
 
-def mixed(count: int) -> list[TaskDraft]:
+def make_mixed(count: int) -> list[TaskDraft]:
     return [*BAD, *some_drafts(count - len(BAD))]
 
 
@@ -55,7 +55,7 @@ async def ingest_rest(env: Context, accepted: Accepted) -> None:
 async def test_bad_lines_of_a_submit_become_failed_tasks_on_every_path(
     env: Context, count: int
 ) -> None:
-    accepted = await submit(env, mixed(count))
+    accepted = await submit(env, make_mixed(count))
     await ingest_rest(env, accepted)
 
     totals = await check_counters(env, accepted.run)
@@ -88,7 +88,7 @@ async def test_bad_lines_that_are_added_become_failed_tasks_too(env: Context, co
         env,
         CALLER,
         job.job_id,
-        mixed(count),
+        make_mixed(count),
         is_last=True,
         batch_id=BatchId("b"),
         on_invalid=OnInvalid.SKIP,
@@ -106,7 +106,7 @@ async def test_bad_lines_that_are_added_become_failed_tasks_too(env: Context, co
 async def test_a_rerun_refuses_bad_lines_again_and_fetches_none_of_them(
     env: Context, count: int
 ) -> None:
-    first = await submit(env, mixed(count))
+    first = await submit(env, make_mixed(count))
     await ingest_rest(env, first)
     await work(env, first.run)
 
@@ -139,7 +139,9 @@ async def test_a_job_of_nothing_but_bad_lines_is_complete_at_once(env: Context) 
 
 async def test_without_leave_to_skip_the_list_is_refused(env: Context) -> None:
     with pytest.raises(InvalidTasks) as caught:
-        await jobs.submit(env, CALLER, Submission(drafts=mixed(10)), job_id=JobId(env.new_id()))
+        await jobs.submit(
+            env, CALLER, Submission(drafts=make_mixed(10)), job_id=JobId(env.new_id())
+        )
 
     assert "4 of 10 tasks" in caught.value.detail
     assert [task.index for task in caught.value.invalid_tasks] == [0, 1, 2, 3]
@@ -254,7 +256,7 @@ async def test_a_list_that_needs_far_more_storage_than_was_sent_is_refused(env: 
 
 
 async def test_a_staged_list_is_deleted_unless_a_batch_names_it(env: Context) -> None:
-    accepted = await submit(env, mixed(LATER_FROM))
+    accepted = await submit(env, make_mixed(LATER_FROM))
     job, run_id = accepted.job, accepted.run.run_id
     batch = await env.store.read(BatchKey(job.job_id, run_id, FIRST_BATCH))
     unused = staging.staging_key(env, job, run_id, FIRST_BATCH)

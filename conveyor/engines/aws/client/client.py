@@ -29,9 +29,9 @@ from conveyor.engines.aws.errors import (
     is_lost,
     is_refused_for_now,
     needs_operator,
+    permission_for,
     raise_translated,
 )
-from conveyor.engines.aws.permissions import permission_for
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,6 @@ from base64 import b64decode
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 import msgspec
@@ -44,6 +43,7 @@ from conveyor.engines.aws.client.auth import (
     presigned_query,
     stamp,
 )
+from conveyor.engines.aws.client.service_clock import ServiceClock, date_of
 from conveyor.engines.aws.client.usage import Traffic
 from conveyor.engines.aws.errors import AwsError, NoResponse
 from conveyor.http_client.errors import (
@@ -102,12 +102,14 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 @dataclass(slots=True, kw_only=True)
 class HttpTransport:
-    """Makes one attempt per call; see AwsTransport. `now` is the machine's wall clock."""
+    """Makes one attempt per call; see AwsTransport. `now` is the machine's wall clock; responses of
+    DynamoDB correct `service_clock`."""
 
     access: AwsAccess
     pool: HttpPool
     now: Callable[[], float]
     traffic: Traffic = field(default_factory=Traffic)
+    service_clock: ServiceClock | None = None
     skew_s: float = 0.0
 
     async def call(
@@ -194,7 +196,11 @@ class HttpTransport:
             deadline_s=deadline_s - (trio.current_time() - started_at),
             body_bytes_max=WHOLE_BODY_BYTES_MAX,
         )
+        clock = self.service_clock if service == "dynamodb" else None
+        sent_at = 0.0 if clock is None else clock.steady()
         status, answer_headers, received = await self._fetch(request)
+        if clock is not None:
+            clock.observe(answer_headers, sent_at=sent_at)
         if status != 200:
             raise self._json_error(status, answer_headers, received)
         _check_crc32(answer_headers, received)
@@ -313,10 +319,10 @@ class HttpTransport:
         """
         if code not in _SKEW_CODES:
             return code
-        date = next((value for name, value in headers if name == b"date"), None)
+        date = date_of(headers)
         if date is None:
             return code
-        skew_s = parsedate_to_datetime(date.decode("latin-1")).timestamp() - self.now()
+        skew_s = date - self.now()
         if abs(skew_s - self.skew_s) < SKEW_S_MAX:
             return code
         self.skew_s = skew_s

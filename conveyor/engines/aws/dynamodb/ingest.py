@@ -13,7 +13,7 @@ The order is: rows, counts, references, checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,6 @@ import trio
 from conveyor.domain.changes import (
     Change,
     Chunk,
-    Insert,
     Missing,
     Stale,
     TaskKey,
@@ -37,8 +36,8 @@ from conveyor.engines.aws.dynamodb.items import (
     Expression,
     Params,
     codec_for,
-    put_params,
     to_attribute,
+    to_item,
 )
 from conveyor.engines.aws.dynamodb.keys import item_key
 from conveyor.engines.aws.dynamodb.table import ROUNDS_MAX, Table, put_rows
@@ -54,7 +53,9 @@ async def put_chunk(table: Table, chunk: Chunk, send: Send) -> Verdict:
     refusal, counted = await _check_step(table, chunk)
     if refusal is not None:
         return refusal
-    await put_rows(table.concurrency, chunk.tasks, partial(_put_task, table, chunk), table.random)
+    await put_rows(
+        table.concurrency, chunk.tasks, partial(_insert_tasks, table, chunk), table.random
+    )
     if not _is_counted(chunk, counted):
         refusal = await _count(table, chunk, counted)
         if refusal is not None:
@@ -64,13 +65,13 @@ async def put_chunk(table: Table, chunk: Chunk, send: Send) -> Verdict:
     return await transactions.apply(table, Change((chunk.checkpoint,)))
 
 
-async def _put_task(table: Table, chunk: Chunk, task: Task) -> None:
-    """Inserts the task, or keeps the existing row. So a lost answer does no harm.
-
-    One attempt, because `put_rows` adapts its rate to throttles itself.
-    """
-    key = TaskKey(chunk.key.job_id, task.run_id, task.task_id, task.shard)
-    await table.write("PutItem", put_params(table.name, Insert(key, task)), attempts_max=1)
+async def _insert_tasks(table: Table, chunk: Chunk, tasks: Sequence[Task]) -> list[Task]:
+    """Inserts tasks, and keeps rows that exist. So a lost answer does no harm. Returns the tasks
+    that were throttled."""
+    job_id = chunk.key.job_id
+    keys = [TaskKey(job_id, task.run_id, task.task_id, task.shard) for task in tasks]
+    items = [to_item(key, task) for key, task in zip(keys, tasks, strict=True)]
+    return [tasks[number] for number in await table.insert(items)]
 
 
 async def _count(table: Table, chunk: Chunk, counted: int | None) -> Stale | Missing | None:

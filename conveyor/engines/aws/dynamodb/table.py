@@ -19,21 +19,28 @@ from conveyor.engines.aws.client.client import ATTEMPTS_MAX, AwsClient, backoff_
 from conveyor.engines.aws.client.usage import Meter
 from conveyor.engines.aws.dynamodb.items import Item, Params, codec_for, key_item
 from conveyor.engines.aws.dynamodb.keys import INDEXES, PK, SK, TTL, Place, item_key
-from conveyor.engines.aws.errors import AwsError, is_refused_for_now
+from conveyor.engines.aws.errors import AwsError, is_refused_for_now, raise_translated
 from conveyor.engines.aws.gather import gather, gather_results, slices, unwrap_all
 from conveyor.ports.errors import QueueGone, Unavailable
 from conveyor.ports.store import DamageLog
 
-# Adaptive concurrency: how many writes are sent to a shard at once.
+# Adaptive concurrency: how many rows are sent to a shard at once.
 #
 # A partition accepts a limited number of writes a second. DynamoDB does not publish the current
-# number, and it changes over time. So each shard has a width of its own: one more after every
-# successful wave, half as many after a throttled one. Throttled rows are written again with the
-# next wave. No shard waits for another shard.
+# number, and it changes over time. So each shard has a width of its own: WIDTH_STEP more after
+# every successful wave, half as many after a throttled one. A wave is sent in batches, and
+# throttled rows are written again with the next wave. No shard waits for another shard.
 
 
-# A shard starts with WIDTH. A smaller start takes longer to grow, a larger one is throttled sooner.
-WIDTH, WIDTH_MAX = 4, 32
+# DynamoDB's limits of BatchGetItem, of BatchWriteItem and BatchExecuteStatement, and of
+# TransactWriteItems.
+READ_MAX = 100
+WRITTEN_MAX = 25
+ATOMIC_MAX = 100
+
+# In rows. A cold partition accepts 1,000 a second. A smaller start takes longer to grow, a larger
+# one is throttled sooner. The largest width is about that of one ingest step.
+WIDTH, WIDTH_STEP, WIDTH_MAX = 100, WRITTEN_MAX, 800
 # Bounds the memory. A forgotten shard starts with WIDTH again.
 _REMEMBERED_MAX = 1024
 # Consecutive waves without one success before the call fails. A throttle passes, so it is tried
@@ -42,7 +49,8 @@ _THROTTLED_MAX, _LOST_MAX = 10, 3
 
 Shard = Hashable
 W = TypeVar("W")
-Write = Callable[[W], Awaitable[None]]
+Write = Callable[[Sequence[W]], Awaitable[list[W]]]
+"""Sends one batch and returns the rows of it that were throttled. It must be safe to repeat."""
 
 
 @dataclass(slots=True)
@@ -55,7 +63,7 @@ class AdaptiveConcurrency:
         return self._widths.get(shard, WIDTH)
 
     def increase(self, shard: Shard) -> None:
-        self._set(shard, min(WIDTH_MAX, self.width_of(shard) + 1))
+        self._set(shard, min(WIDTH_MAX, self.width_of(shard) + WIDTH_STEP))
 
     def decrease(self, shard: Shard) -> None:
         self._set(shard, max(1, self.width_of(shard) // 2))
@@ -70,7 +78,7 @@ class AdaptiveConcurrency:
 async def put_rows(
     concurrency: AdaptiveConcurrency, tasks: Sequence[Task], put: Write[Task], random: Random
 ) -> None:
-    """Writes all rows, each shard at its own rate. `put` must be safe to repeat."""
+    """Writes all rows, each shard at its own rate."""
     by_shard: dict[Shard, deque[Task]] = {}
     for task in tasks:
         by_shard.setdefault((task.run_id, task.shard), deque()).append(task)
@@ -97,35 +105,49 @@ async def _write_shard(
     throttled = lost = 0  # Consecutive waves without one success.
     while rows:
         wave = [rows.popleft() for _ in range(min(concurrency.width_of(shard), len(rows)))]
-        failed = await _write_wave(wave, write)
-        # Failed rows go to the front: they are written again before new ones.
-        rows.extendleft(row for row, _ in reversed(failed))
-        if not failed:
+        left, errors = await _write_wave(wave, write)
+        # To the front: they are written again before new rows.
+        rows.extendleft(reversed(left))
+        is_throttled = any(_is_throttle(error) for error in errors)
+        if not left:
             concurrency.increase(shard)
-        if len(failed) < len(wave):
+        if len(left) < len(wave):
             throttled = lost = 0
-        elif any(_is_throttle(error) for _, error in failed):
+        elif is_throttled:
             throttled += 1
         else:
             lost += 1
         if throttled == _THROTTLED_MAX or lost == _LOST_MAX:
-            raise failed[0][1]
-        if any(_is_throttle(error) for _, error in failed):
+            raise errors[0]
+        if is_throttled:
             concurrency.decrease(shard)
             await trio.sleep(backoff_s(1 + throttled, random))
 
 
-async def _write_wave(wave: Sequence[W], write: Write[W]) -> list[tuple[W, Unavailable]]:
-    """Writes a wave. Returns the rows that failed, with their errors."""
-    results = await gather_results([partial(write, row) for row in wave], parallel_max=len(wave))
-    refused = [result for result in results if isinstance(result, AwsError | QueueGone)]
-    if refused:
-        raise refused[0]
-    return [
-        (row, result)
-        for row, result in zip(wave, results, strict=True)
-        if isinstance(result, Unavailable)
-    ]
+async def _write_wave(wave: Sequence[W], write: Write[W]) -> tuple[list[W], list[Unavailable]]:
+    """Writes a wave. Returns the rows that are left, and why."""
+    batches = slices(wave, WRITTEN_MAX)
+    results = await gather_results(
+        [partial(write, batch) for batch in batches], parallel_max=len(batches)
+    )
+    left: list[W] = []
+    errors: list[Unavailable] = []
+    for batch, result in zip(batches, results, strict=True):
+        if isinstance(result, AwsError | QueueGone):
+            raise result
+        if isinstance(result, Unavailable):
+            left += batch
+            errors.append(result)
+        elif result:
+            left += result
+            errors.append(throttled_error())
+    return left, errors
+
+
+def throttled_error() -> Unavailable:
+    error = Unavailable("the table throttles a part of a batch again and again")
+    error.__cause__ = AwsError(THROTTLED, "a part of a batch")
+    return error
 
 
 def _is_throttle(error: Unavailable) -> bool:
@@ -135,10 +157,6 @@ def _is_throttle(error: Unavailable) -> bool:
 # The operations of the table.
 
 
-# DynamoDB's limits of BatchGetItem, BatchWriteItem and TransactWriteItems.
-READ_MAX = 100
-WRITTEN_MAX = 25
-ATOMIC_MAX = 100
 # How often, and how long, a partly processed or overtaken call is repeated. Then the caller gets
 # Unavailable and decides itself.
 ROUNDS_MAX = 8
@@ -148,6 +166,17 @@ REFUSED = "ConditionalCheckFailedException"
 THROTTLED = "ProvisionedThroughputExceededException"
 CANCELLED = "TransactionCanceledException"
 INVALID = "ValidationException"
+# The codes of single statements, which have no "Exception".
+_DUPLICATE = "DuplicateItem"
+_STATEMENT_REFUSED_FOR_NOW = frozenset(
+    {
+        "InternalServerError",
+        "ProvisionedThroughputExceeded",
+        "RequestLimitExceeded",
+        "ThrottlingError",
+        "TransactionConflict",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,25 +265,40 @@ class Table:
         by_shard: dict[str, list[Place]] = {}
         for place in dict.fromkeys(places):
             by_shard.setdefault(place[0], []).append(place)
-        work: dict[Shard, deque[list[Place]]] = {
-            ("remove", shard): deque(map(list, slices(its, WRITTEN_MAX)))
-            for shard, its in by_shard.items()
+        work: dict[Shard, deque[Place]] = {
+            ("remove", shard): deque(its) for shard, its in by_shard.items()
         }
         await write_shards(self.concurrency, work, self._remove_once, self.random)
 
-    async def _remove_once(self, places: list[Place]) -> None:
-        """Sends one batch. On return or error, `places` contains the unprocessed items.
+    async def _remove_once(self, places: Sequence[Place]) -> list[Place]:
+        """Sends one batch and returns the unprocessed items.
 
-        One attempt, because `write_shards` adapts the rate itself. Unprocessed items are reported
-        as a throttle, so that it does.
+        One attempt, because `write_shards` adapts the rate itself.
         """
         requests = [{"DeleteRequest": {"Key": key_item(place)}} for place in places]
         params = {"RequestItems": {self.name: requests}}
         answer = await self.call("BatchWriteItem", params, attempts_max=1)
         undone = answer.get("UnprocessedItems", {}).get(self.name, ())
-        if undone:
-            places[:] = [place_in(request["DeleteRequest"]["Key"]) for request in undone]
-            raise Unavailable("some were left undone") from AwsError(THROTTLED, "left undone")
+        return [place_in(request["DeleteRequest"]["Key"]) for request in undone]
+
+    async def insert(self, items: Sequence[Item]) -> list[int]:
+        """Inserts up to WRITTEN_MAX items of different keys, and keeps items that exist. Returns
+        the numbers of those that were throttled.
+
+        BatchWriteItem cannot do this: it has no conditions and would replace items. An INSERT of
+        PartiQL refuses an existing key by itself, and costs as much as a conditional PutItem. One
+        attempt, because `write_shards` adapts the rate itself.
+        """
+        params = {
+            "Statements": [insert_statement(self.name, item) for item in items],
+            "ReturnConsumedCapacity": "TOTAL",
+        }
+        answer = await self.call("BatchExecuteStatement", params, attempts_max=1)
+        # The answer is a success even if every statement failed.
+        responses = answer.get("Responses", ())
+        if len(responses) != len(items):
+            raise Unavailable("the table did not answer every statement of a batch")
+        return [n for n, said in enumerate(responses) if not is_inserted(said.get("Error"))]
 
     async def write(
         self, operation: str, params: Params, *, attempts_max: int = ATTEMPTS_MAX
@@ -301,6 +345,23 @@ class Table:
                 break
             await trio.sleep(backoff_s(number, self.random))
         raise Unavailable("the table keeps leaving something undone")
+
+
+def insert_statement(table: str, item: Item) -> Params:
+    # Values are parameters. Names are those of the fields of a row, which contain no quote.
+    names = ", ".join(f"'{name}': ?" for name in item)
+    statement = f'INSERT INTO "{table}" VALUE {{{names}}}'
+    return {"Statement": statement, "Parameters": list(item.values())}
+
+
+def is_inserted(error: Mapping[str, Any] | None) -> bool:
+    """Returns whether the item exists after its statement; False if it was refused for now. Raises
+    the error if a repetition cannot help."""
+    if error is not None and error["Code"] not in {_DUPLICATE, *_STATEMENT_REFUSED_FOR_NOW}:
+        refusal = AwsError(error["Code"], error.get("Message", ""))
+        # Permissions are those of the table, so a denial concerns every statement of the batch.
+        raise_translated(refusal, "dynamodb.BatchExecuteStatement", was_lost=False)
+    return error is None or error["Code"] == _DUPLICATE
 
 
 def place_in(item: Item) -> Place:

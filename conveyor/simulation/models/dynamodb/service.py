@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from conveyor.engines.aws.errors import AwsError
 from conveyor.simulation.models.dynamodb import control, queries
 from conveyor.simulation.models.dynamodb.capacity import TABLE, Capacity, read_units
+from conveyor.simulation.models.dynamodb.statements import Statements
 from conveyor.simulation.models.dynamodb.tables import Key, Table
 from conveyor.simulation.models.dynamodb.transactions import Transactions
 from conveyor.simulation.models.dynamodb.values import Item, NotModelled, check_known, invalid
@@ -38,6 +40,7 @@ _KNOWN: dict[str, frozenset[str]] = {
             "ReturnConsumedCapacity",
         }
     ),
+    "BatchExecuteStatement": frozenset({"Statements", "ReturnConsumedCapacity"}),
     "BatchGetItem": _BATCH,
     "BatchWriteItem": _BATCH,
     "TransactGetItems": frozenset({"TransactItems", "ReturnConsumedCapacity"}),
@@ -54,15 +57,21 @@ class DynamoModel:
     tables: dict[str, Table] = field(default_factory=dict)
     _capacities: dict[str, Capacity] = field(default_factory=dict)
     _transactions: Transactions = field(init=False)
+    _statements: Statements = field(init=False)
     _doers: dict[str, Callable[[Params], Answer]] = field(init=False)
 
     def __post_init__(self) -> None:
         self._transactions = Transactions(self.fault_source, self.now, self.table, self.capacity)
+        is_left = partial(self._leaves, "items")
+        self._statements = Statements(
+            self.table, self.capacity, self._transactions.is_held, is_left
+        )
         self._doers = {
             "GetItem": self._get,
             "PutItem": lambda params: self._write("Put", params),
             "UpdateItem": lambda params: self._write("Update", params),
             "DeleteItem": lambda params: self._write("Delete", params),
+            "BatchExecuteStatement": self._batch_execute,
             "BatchGetItem": self._batch_get,
             "BatchWriteItem": self._batch_write,
             "TransactWriteItems": self._transactions.write,
@@ -181,6 +190,10 @@ class DynamoModel:
         if sum(map(len, left.values())) == len(writes):
             raise throttled("ProvisionedThroughputExceeded")
         return consumed(params, total, {"UnprocessedItems": left})
+
+    def _batch_execute(self, params: Params) -> Answer:
+        answers, units = self._statements.run(params)
+        return consumed(params, units, {"Responses": answers})
 
     def _leaves(self, what: str) -> bool:
         rate = self.fault_source.pessimism.dynamodb.unprocessed_rate

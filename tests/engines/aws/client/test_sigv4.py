@@ -135,7 +135,7 @@ def test_a_presigned_url_carries_what_botocore_puts_there(
     expected = dict(parse_qsl(urlsplit(request.url).query, keep_blank_values=True))
 
     scope = Scope("s3", "us-east-1", keys)
-    made = presigned_query(
+    presigned = presigned_query(
         method,
         path,
         list(query.items()),
@@ -145,7 +145,7 @@ def test_a_presigned_url_carries_what_botocore_puts_there(
         expires_s=expires_s,
     )
 
-    assert dict(parse_qsl(made, keep_blank_values=True)) == expected
+    assert dict(parse_qsl(presigned, keep_blank_values=True)) == expected
 
 
 def test_keys_do_not_show_in_a_repr() -> None:

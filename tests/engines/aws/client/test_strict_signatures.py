@@ -21,8 +21,8 @@ async def a_user(url: str, name: str) -> Credentials:
         await iam.call("iam", "CreateUser", {"UserName": name})
         policy = {"UserName": name, "PolicyName": "all", "PolicyDocument": ALLOW_ALL}
         await iam.call("iam", "PutUserPolicy", policy)
-        made = (await iam.call("iam", "CreateAccessKey", {"UserName": name}))["AccessKey"]
-        return Credentials(made["AccessKeyId"], made["SecretAccessKey"])
+        key = (await iam.call("iam", "CreateAccessKey", {"UserName": name}))["AccessKey"]
+        return Credentials(key["AccessKeyId"], key["SecretAccessKey"])
 
 
 async def test_our_signature_is_taken_where_signatures_are_checked(strict_ministack: str) -> None:

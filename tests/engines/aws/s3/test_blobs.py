@@ -185,12 +185,12 @@ async def test_more_bodies_than_one_listing_shows_are_all_deleted(
 @pytest.mark.slow
 async def test_moto_agrees_about_puts_parts_copies_and_deletes(moto: str) -> None:
     async with s3_blobs(moto) as blobs:
-        await blobs.add("jobs/1/runs/2", "task.1", [b"body"])
+        body = await blobs.add("jobs/1/runs/2", "task.1", [b"body"])
         stored = await blobs.put_stream("jobs/1/exports/2/file", stream(PART, b"tail"))
         copied = await blobs.copy("jobs/1/exports/2/file", "jobs/2/file")
 
         assert (copied.size_bytes, copied.sha256) == (stored.size_bytes, stored.sha256)
-        assert await read(blobs, "jobs/1/runs/2/task.1") == b"body"
+        assert await read(blobs, body.key) == b"body"
         assert await blobs.delete_prefix("jobs/1") == 2
         assert await read(blobs, "jobs/2/file") == PART + b"tail"
 

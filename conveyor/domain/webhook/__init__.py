@@ -1,1 +1,0 @@
-"""Webhooks: payloads, signatures, keys and deliveries."""

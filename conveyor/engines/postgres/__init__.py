@@ -1,0 +1,1 @@
+"""The Postgres engine: rows, queues, leases and signals in one PostgreSQL database."""

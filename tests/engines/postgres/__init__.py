@@ -1,0 +1,1 @@
+"""What the Postgres engine alone has."""

@@ -1,0 +1,150 @@
+"""Every statement has an index: none scans a whole table, however large it becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from random import Random
+from typing import Any
+
+import pytest
+
+from conveyor.domain.changes import (
+    ANY,
+    BatchKey,
+    Change,
+    Chunk,
+    Delete,
+    Enqueue,
+    Insert,
+    TaskKey,
+    Update,
+)
+from conveyor.domain.ids import JobId, RunId
+from conveyor.domain.model import CounterState
+from conveyor.domain.queries import TasksAt
+from conveyor.engines.postgres.connection import Answer, Connection, Statement
+from conveyor.engines.postgres.database import DatabaseConfig
+from conveyor.engines.postgres.engine import PostgresEngine, open_postgres
+from conveyor.engines.postgres.signals import Notifier
+from conveyor.ports.coordinator import HostPool
+from tests.builders import JOB, RUN, T0, ManualClock, a_batch, a_ref, a_stats, a_task, insert
+from tests.conformance.sample_queries import make_questions
+from tests.postgres import execute
+
+# As an operator's tables after weeks: long enough that the planner prefers an index, if there is
+# one.
+_ROWS = 100_000
+_FILL = f"""
+INSERT INTO tasks (run_id, task_id, shard, batch_id, index, url, status, created_at, updated_at,
+    method, claim, claim_until, attempts, handed_back, history, credits, cost_micros)
+SELECT 'run' || n % 50, md5(n::text), 0, '0', n, 'https://a.example/' || n, 'pending', n, n,
+    'GET', 0, 0, 0, 0, '[]', 0, 0
+FROM generate_series(1, {_ROWS}) AS n
+"""
+_FILL_MESSAGES = f"""
+INSERT INTO messages (queue_id, job_id, task_id, shard, visible_at, receives)
+SELECT n % 50, 'job', md5(n::text), 0, n, 0 FROM generate_series(1, {_ROWS}) AS n
+"""
+# What the functions of the schema do inside.
+_IN_FUNCTIONS = (
+    "DELETE FROM leases WHERE pool = 'p' AND expires_at <= 1",
+    "SELECT count(*) FROM leases WHERE pool = 'p'",
+    "SELECT next_at FROM host_pools WHERE name = 'p'",
+)
+# Tables of a few rows, which every reader needs whole; and indexes whose every entry is due.
+_SMALL = frozenset({"schema_versions", "secret_checks"})
+_QUEUES = frozenset({"queues_closed", "control_messages_pkey"})
+
+
+async def test_no_statement_scans_a_table(
+    url: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statements: dict[str, Statement] = {}
+    run = Connection.run
+
+    async def recording(self: Connection, given: Sequence[Statement]) -> list[Answer]:
+        statements.update({statement.sql: statement for statement in given})
+        return await run(self, given)
+
+    monkeypatch.setattr(Connection, "run", recording)
+    await execute(url, _FILL, _FILL_MESSAGES, "ANALYZE tasks", "ANALYZE messages")
+    async with open_postgres(
+        DatabaseConfig(url=url), random=Random(1), instant=clock.steady
+    ) as engine:
+        await _use_everything(engine)
+        monkeypatch.undo()
+        statements.update({sql: Statement(sql) for sql in _IN_FUNCTIONS})
+
+        scans = {}
+        for statement in statements.values():
+            if statement.sql.split()[0] not in {"SELECT", "INSERT", "UPDATE", "DELETE", "WITH"}:
+                continue
+            explain = Statement(f"EXPLAIN (FORMAT JSON) {statement.sql}", statement.params)
+            ((plan,),) = (await engine.database.read(explain)).rows
+            if found := [node for node in _nodes(plan[0]["Plan"]) if _is_scan(node)]:
+                scans[statement.sql] = found
+
+    assert len(statements) > 60
+    assert scans == {}
+
+
+def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for inner in plan.get("Plans", ()):
+        yield from _nodes(inner)
+
+
+def _is_scan(node: dict[str, Any]) -> bool:
+    """Whether the node reads a whole table, or a whole index: the planner prefers that where no
+    index fits, because the engine's sessions discourage sequential scans."""
+    if node["Node Type"] == "Seq Scan":
+        return node["Relation Name"] not in _SMALL
+    if "Index" in node["Node Type"]:
+        return "Index Cond" not in node and node["Index Name"] not in _QUEUES
+    return False
+
+
+async def _use_everything(engine: PostgresEngine) -> None:
+    store, queue, coordinator = engine.store, engine.queue, engine.coordinator
+    await store.commit([Change((insert(a_batch()), insert(a_stats())))])
+    task = a_task()
+    key = TaskKey(JOB, RUN, task.task_id, task.shard)
+    await store.commit([Change((Insert(key, task),), (Enqueue((a_ref(0),)),))])
+    await store.commit([Change((Update(key, ANY, {"claim": 1}),))])
+    await store.commit([Change((Delete(key),))])
+    chunk = Chunk(
+        key=BatchKey(JOB, RUN, a_batch().batch_id),
+        epoch=0,
+        done_before=0,
+        tasks=(task,),
+        refs=(a_ref(0),),
+        stats={0: {"admitted": 1}},
+        values={"done": 1},
+        gate_in=frozenset({CounterState.OPEN}),
+    )
+    await store.put_chunk(chunk)
+    for ask in make_questions(JOB, RUN, now=T0, after=task.task_id):
+        await ask(store)
+    await store.find(TasksAt(refs=(a_ref(0),)))
+    await store.delete_expired(1.0)
+    messages = await queue.receive(RUN, count_max=10, visibility_s=10)
+    await queue.extend(messages, visibility_s=10)
+    await queue.bounce(messages, delay_s=0)
+    await queue.ack(messages)
+    await queue.send([a_ref(0)])
+    await queue.depth(RUN)
+    await queue.close_run(RUN)
+    leases = await coordinator.acquire(JOB, RUN, count_max=2, cap=2, ttl_s=10)
+    await coordinator.renew(leases, ttl_s=10)
+    await coordinator.count(RUN)
+    await coordinator.acquire_hosts([HostPool(JOB, "h", 1, 1.0)], ttl_s=10)
+    await coordinator.release(leases)
+    await coordinator.put_status("owner", {"subject": "text"}, ttl_s=10)
+    await coordinator.list_status("subject")
+    await store.delete_run_rows(JOB, RUN, limit=100)
+    await store.delete_run_rows(JOB, None, limit=100)
+    await Notifier(engine.database)._take_batches(_ignore)
+
+
+async def _ignore(job_id: JobId, run_id: RunId) -> None:
+    pass

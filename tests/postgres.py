@@ -1,0 +1,61 @@
+"""Schemas of one PostgreSQL server, each as good as a database of its own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from itertools import count
+
+import trio
+
+from conveyor.engines.postgres.connection import Statement, connect
+from conveyor.engines.postgres.database import DatabaseConfig
+from conveyor.engines.postgres.engine import create_tables
+
+_numbers = count()
+# Making the tables takes longer than most tests, so empty ones are used again.
+_empty: dict[str, list[str]] = {}
+
+_TABLES = """
+SELECT table_name FROM information_schema.tables
+WHERE table_schema = current_schema() AND table_name <> 'schema_versions'
+"""
+
+
+@asynccontextmanager
+async def empty_tables(url: str) -> AsyncGenerator[str, None]:
+    """A URL whose connections use tables of their own, which are empty."""
+    mine = _empty.setdefault(url, [])
+    if not mine:
+        made = await a_schema(url)
+        await create_tables(DatabaseConfig(url=made))
+        mine.append(made)
+    own = mine.pop()
+    try:
+        yield own
+    finally:
+        with trio.CancelScope(shield=True):
+            names = [str(name) for (name,) in await execute(own, _TABLES)]
+            own_tables = [name for name in names if name.startswith("tasks_")]
+            drops = [f'DROP TABLE "{name}"' for name in own_tables]
+            await execute(
+                own, *drops, *(f"DELETE FROM {name}" for name in names if name not in own_tables)
+            )
+            mine.append(own)
+
+
+async def a_schema(url: str) -> str:
+    """Returns a URL whose connections use a schema without any table."""
+    name = f"test_{next(_numbers)}"
+    await execute(url, f"CREATE SCHEMA {name}")
+    return f"{url}?options=-c%20search_path%3D{name}"
+
+
+async def execute(url: str, *statements: str) -> list[tuple[object, ...]]:
+    """Runs statements, as an operator with psql would. Returns the rows of the last one."""
+    connection = await connect(url, options="", prepares=False, password=None)
+    try:
+        answers = await connection.run(list(map(Statement, statements)))
+    finally:
+        connection.close()
+    return answers[-1].rows
