@@ -56,6 +56,10 @@ _SHRINK_STEPS_MAX = 32
 # An unused write-ahead log longer than this is truncated. Truncating a shorter one saves nothing:
 # the next writes make it as long again.
 _LOG_BYTES_MAX = 1024 * 1024
+# The page caches are emptied at every sixth call of `tidy`, once a minute. Otherwise they fill with
+# pages of jobs that are gone, 1.5 MB for 1,000 jobs, until they reach their limits. What is still
+# needed is read again from the system's cache: 12,000 pages in 40 ms for a full writer's cache.
+_TIDIES_PER_RELEASE = 6
 # The vacuum is optional work. It gives up early when the write lock is taken; the next call of
 # `tidy` tries again.
 _TIDY_BUSY_MS = 1000
@@ -89,6 +93,7 @@ class Database:
         self._space = space
         self._is_short_of_room = False
         self._changes_seen = -1
+        self._tidies = 0
         self._path = path
         self._executor = executor
         # For reads on the Trio thread. It never waits for a lock (see `read_inline`).
@@ -128,11 +133,15 @@ class Database:
         return self._space.release()
 
     async def tidy(self) -> None:
-        """Returns unused disk space (pages of the file, a long log) and restores the reserve."""
+        """Returns unused disk space (pages of the file, a long log) and memory of the page caches,
+        and restores the reserve."""
         if self._space.restore() and self._is_short_of_room:
             self._is_short_of_room = False
             pragma = f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}"
             await self.write(lambda connection: connection.execute(pragma))
+        self._tidies += 1
+        if self._tidies % _TIDIES_PER_RELEASE == 0:
+            await self._release_memory()
         # Resting means: this process has written nothing since the previous call.
         changes = self._writing.total_changes
         is_resting, self._changes_seen = changes == self._changes_seen, changes
@@ -142,6 +151,12 @@ class Database:
             if not is_busy(error):
                 self.health.note(error)
                 raise_translated(error)
+
+    async def _release_memory(self) -> None:
+        await self.write(_empty_cache)
+        # A reader that is missing from the list is in use; it is emptied another time.
+        for connection in (self._glancing, *self._readers):
+            _empty_cache(connection)
 
     def _on_commit(self) -> None:
         self.health.note_commit()
@@ -245,6 +260,10 @@ def _tidy_file(path: Path, is_resting: bool) -> None:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     finally:
         connection.close()
+
+
+def _empty_cache(connection: Connection) -> None:
+    connection.execute("PRAGMA shrink_memory")
 
 
 def _make_private_file(path: Path) -> None:

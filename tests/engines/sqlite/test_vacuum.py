@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _sqlite3
+import ctypes
 import sqlite3
 from pathlib import Path
 from random import Random
@@ -41,6 +43,22 @@ async def test_the_log_of_a_database_that_rests_is_cut_off(
         assert (data_dir / "conveyor.db-wal").stat().st_size == 0
 
 
+async def test_the_page_caches_are_emptied_once_a_minute(
+    data_dir: Path, clock: ManualClock
+) -> None:
+    async with open_engine(data_dir, clock=clock, random=Random(1), owner="test") as engine:
+        tasks = [a_task(n, metadata={"text": "x" * 40_000}) for n in range(200)]
+        await keep(engine.store, a_job(), a_run(), *tasks)
+        held_bytes = _held_by_sqlite()
+
+        for number in range(6):
+            await keep(engine.store, a_task(300 + number))
+            clock.advance(20)
+            await engine.store.delete_expired(clock.now())
+
+        assert held_bytes - _held_by_sqlite() > 6_000_000
+
+
 def test_a_file_of_an_earlier_release_is_rewritten_where_a_quarter_is_free(tmp_path: Path) -> None:
     connection = _older_file(tmp_path, removed_share=0.5)
     pages_before = connection.execute("PRAGMA page_count").fetchone()[0]
@@ -59,6 +77,12 @@ def test_a_file_of_an_earlier_release_that_is_in_use_is_left_alone(tmp_path: Pat
 
     assert connection.execute("PRAGMA auto_vacuum").fetchone() == (0,)
     connection.close()
+
+
+def _held_by_sqlite() -> int:
+    library = ctypes.CDLL(_sqlite3.__file__)
+    library.sqlite3_memory_used.restype = ctypes.c_longlong
+    return int(library.sqlite3_memory_used())
 
 
 def _size_bytes(data_dir: Path) -> int:
