@@ -36,9 +36,11 @@ docs: .venv/.installed-test
 screenshots: .venv/.installed-test .venv/axe.min.js
 	$(BIN)/python -m tests.ui.screenshots
 
-# Runs `conveyor scrape` in terminals of three widths and writes what they show into docs/scrape.md.
+# Runs `conveyor scrape` in terminals of three widths and writes what they show into docs/scrape.md, and
+# the session of an agent with `conveyor mcp` into docs/mcp.md.
 screens: .venv/.installed-test
 	$(BIN)/python -m tests.cli.screens
+	$(BIN)/python -m tests.cli.mcp_session
 
 # When the simulator or the program has changed, other seeds kill the mutants.
 mutants: .venv/.installed-test

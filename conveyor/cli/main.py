@@ -24,6 +24,7 @@ _COMMANDS = {
     "demo": ("conveyor.cli.demo", "Scrape a thousand pages of a bundled local site."),
     "jobs": ("conveyor.cli.jobs.commands", "Submit and manage jobs on a running server."),
     "webhooks": ("conveyor.cli.jobs.webhook", "Manage signing keys and try receivers out."),
+    "mcp": ("conveyor.cli.mcp.command", "Offer a running server to an agent, as MCP tools."),
     "simulate": (
         "conveyor.cli.simulate",
         "Run the program from a seed, with faults, and check it.",
@@ -37,7 +38,7 @@ _COMMANDS = {
     ),
     "restore": ("conveyor.cli.maintenance", "Restore a data directory from a backup."),
 }
-_EXTRAS = {"simulate": "simulate"}
+_EXTRAS = {"mcp": "mcp", "simulate": "simulate"}
 """Commands that come with packages of their own, and the extra that brings them."""
 
 

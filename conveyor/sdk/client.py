@@ -25,6 +25,7 @@ from conveyor.schemas.responses import (
     HmacKeyFinalized,
     HmacKeyList,
     JobResponse,
+    ListResultsResponse,
     RerunDryRunResponse,
     RerunJobResponse,
     RunResponse,
@@ -221,12 +222,24 @@ class Client(Connection):
         """
         cursor = None
         while True:
-            page = self._ask(
-                operations.list_results(job_id, run_id, status, limit=RESULTS_PAGE, cursor=cursor)
-            )
+            page = self.results_page(job_id, run_id=run_id, status=status, cursor=cursor)
             yield from page.results
             if (cursor := page.next_cursor) is None:
                 return
+
+    def results_page(
+        self,
+        job_id: str,
+        *,
+        run_id: str | None = None,
+        status: str | None = None,
+        limit: int = RESULTS_PAGE,
+        cursor: str | None = None,
+    ) -> ListResultsResponse:
+        """Returns one page of `results`. Its `next_cursor` is the `cursor` of the next page."""
+        return self._ask(
+            operations.list_results(job_id, run_id, status, limit=limit, cursor=cursor)
+        )
 
     def history(
         self, job_id: str, task_id: str, *, run_id: str | None = None

@@ -27,6 +27,7 @@ from conveyor.schemas.responses import (
     HmacKeyFinalized,
     HmacKeyList,
     JobResponse,
+    ListResultsResponse,
     RerunDryRunResponse,
     RerunJobResponse,
     RunResponse,
@@ -232,13 +233,25 @@ class TrioClient(TrioConnection):
         """
         cursor = None
         while True:
-            page = await self._ask(
-                operations.list_results(job_id, run_id, status, limit=RESULTS_PAGE, cursor=cursor)
-            )
+            page = await self.results_page(job_id, run_id=run_id, status=status, cursor=cursor)
             for result in page.results:
                 yield result
             if (cursor := page.next_cursor) is None:
                 return
+
+    async def results_page(
+        self,
+        job_id: str,
+        *,
+        run_id: str | None = None,
+        status: str | None = None,
+        limit: int = RESULTS_PAGE,
+        cursor: str | None = None,
+    ) -> ListResultsResponse:
+        """Returns one page of `results`. Its `next_cursor` is the `cursor` of the next page."""
+        return await self._ask(
+            operations.list_results(job_id, run_id, status, limit=limit, cursor=cursor)
+        )
 
     async def history(
         self, job_id: str, task_id: str, *, run_id: str | None = None

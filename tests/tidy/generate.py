@@ -27,6 +27,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "laws": listings.laws,
     "limits": tables.limits_table,
     "log lines": listings.log_lines,
+    "mcp tools": listings.mcp_tools,
     "metrics": listings.metrics,
     "mutants": listings.mutants,
     "packages": listings.packages,

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import click
+import trio
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
 from conveyor.cli.main import cli
+from conveyor.cli.mcp.tools import Tools, make_server
 from conveyor.cli.scrape.command import scrape
 from conveyor.domain import queries
 from conveyor.ports import (
@@ -168,6 +170,19 @@ def _commands(group: click.Group, path: str) -> Iterator[tuple[str, str]]:
             yield code(f"{path} {name}"), command.get_short_help_str(limit=200)
         if isinstance(command, click.Group):
             yield from _commands(command, f"{path} {name}")
+
+
+def mcp_tools() -> str:
+    """The tools of `conveyor mcp`, as an agent reads them."""
+    rows = []
+    for tool in trio.run(make_server(Tools("", None)).list_tools):
+        arguments = [
+            f"{code(name)}: {schema['description']}" if "description" in schema else code(name)
+            for name, schema in tool.input_schema["properties"].items()
+        ]
+        description = " ".join((tool.description or "").split())
+        rows.append((code(tool.name), description, "<br>".join(arguments)))
+    return table(("tool", "description", "arguments"), rows)
 
 
 def scrape_options() -> str:
