@@ -99,7 +99,8 @@ class Settings:
     #: As the operators' key, for a session that changes nothing.
     viewer_key: str | None = field(default=None, repr=False)
     #: Seals secrets at rest, signs cursors and links, and names callers. The embedded engine
-    #: creates one in the data directory; the other engines need one.
+    #: creates one in the data directory; the other engines need one. `secret.key:` and the content
+    #: of that file name the same secret.
     secret_key: str | None = field(default=None, repr=False)
     #: Lists with fewer lines are ingested before the response; longer ones are answered with 202.
     sync_tasks_max: int = limits.SYNC_TASKS_MAX

@@ -55,7 +55,7 @@ async def open_postgres_runtime(
     pass on what they receive."""
     async with (
         open_postgres(config_of(settings), random=random, migrates=migrates) as engine,
-        _open_blobs(settings, clock=clock, random=random, owner=owner) as blobs,
+        open_blobs(settings, clock=clock, random=random, owner=owner) as blobs,
     ):
         listen = partial(engine.notifier.listen_forever, local.run_changed, local.batch_opened)
         yield PostgresRuntime(
@@ -106,9 +106,10 @@ def config_of(settings: Settings) -> DatabaseConfig:
 
 
 @asynccontextmanager
-async def _open_blobs(
+async def open_blobs(
     settings: Settings, *, clock: Clock, random: Random, owner: str
 ) -> AsyncGenerator[Blobs, None]:
+    """Opens the bodies, in the folder or the bucket of the settings."""
     if settings.postgres.blob_dir is None:
         from conveyor.engines.aws.engine import open_s3_blobs
         from conveyor.engines.aws.packs import Packing

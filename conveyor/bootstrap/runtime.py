@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import hashlib
 import logging
 import random
 import shutil
@@ -52,6 +51,7 @@ from conveyor.engines.system import (
     check_secret,
     load_or_create_secret,
     refuse_lost_secret,
+    secret_of,
 )
 from conveyor.http_client.connection_limits import PoolLimits
 from conveyor.http_client.pool import HttpPool
@@ -552,9 +552,8 @@ def _pool_limits(settings: Settings) -> PoolLimits:
 
 
 def _secret(settings: Settings) -> bytes:
-    # Hashed, so that a key of any length gives 32 bytes.
     if settings.secret_key is not None:
-        return hashlib.sha256(settings.secret_key.encode()).digest()
+        return secret_of(settings.secret_key)
     # A new secret beside existing data could not unseal it, so a lost file is an error.
     refuse_lost_secret(settings.data_dir)
     path = settings.data_dir / "secret.key"

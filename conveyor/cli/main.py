@@ -37,6 +37,10 @@ _COMMANDS = {
         "Copy a data directory while it is in use, and verify it.",
     ),
     "restore": ("conveyor.cli.maintenance", "Restore a data directory from a backup."),
+    "migrate-engine": (
+        "conveyor.cli.maintenance",
+        "Copy a stopped data directory into Postgres, and verify it.",
+    ),
 }
 _EXTRAS = {"mcp": "mcp", "simulate": "simulate"}
 """Commands that come with packages of their own, and the extra that brings them."""
@@ -61,7 +65,7 @@ class _Commands(click.Group):
                 f"`conveyor {cmd_name}` needs {error.name}: "
                 f"pip install 'conveyor[{_EXTRAS[cmd_name]}]'"
             ) from None
-        command = getattr(module, cmd_name)
+        command = getattr(module, cmd_name.replace("-", "_"))
         assert isinstance(command, click.Command)
         return command
 

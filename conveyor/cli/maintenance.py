@@ -1,5 +1,6 @@
-"""`conveyor check`, `backup` and `restore`: report what an installation lacks, and copy its data
-directory while it is in use (docs/deploy.md, Check a deployment; Backup and restore)."""
+"""`conveyor check`, `backup`, `restore` and `migrate-engine`: report what an installation lacks,
+copy its data directory while it is in use (docs/deploy.md, Check a deployment; Backup and restore),
+and move it to another engine (docs/engines.md, Migration from SQLite to Postgres)."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import msgspec
 
 from conveyor.bootstrap import maintenance
 from conveyor.bootstrap.maintenance import Manifest
+from conveyor.bootstrap.migration import migrate_engine as copy_directory
 from conveyor.cli.shutdown import run_command
 from conveyor.config import Settings
 
@@ -72,3 +74,24 @@ def _show(verb: str, source: Path, target: Path, manifest: Manifest) -> None:
         f"{verb} {source} to {target}: {manifest.tasks:,} tasks, {manifest.bodies:,} bodies"
         f"{removed}, {len(manifest.files):,} files, {size:,} bytes; every body is intact."
     )
+
+
+@click.command("migrate-engine")
+@click.argument("source", type=_PATH)
+@click.pass_obj
+def migrate_engine(settings: Settings, source: Path) -> None:
+    """Copy the stopped data directory SOURCE into the Postgres engine of the settings.
+
+    Rows and queues go to CONVEYOR_DATABASE_URL, bodies to CONVEYOR_BLOB_DIR or CONVEYOR_BUCKET. A
+    command that was interrupted goes on when it is started again. It ends with an audit of every
+    run on both sides. From its start on, SOURCE serves nobody.
+    """
+    done: dict[str, int] = {}
+    randomness = random.SystemRandom()
+    is_new = run_command(copy_directory, settings, source, randomness, done.__setitem__)
+    for step, count in done.items():
+        click.echo(f"{step:14}{count:>12,}")
+    if is_new:
+        click.echo(f"Migrated {source}: the audits of both sides are equal.")
+    else:
+        click.echo(f"{source} was migrated before.")

@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import logging
 import os
+import re
 import tempfile
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
@@ -36,6 +37,8 @@ SIGNATURE_BYTES = 18
 _UNSEALED_MAX = 256
 
 _VERSION = "v1."
+# A secret key that is the secret which an embedded engine made for itself.
+_CONTENT_OF_FILE = re.compile(r"secret\.key:([0-9a-f]{64})")
 
 
 class AesSecretBox:
@@ -73,6 +76,14 @@ class AesSecretBox:
     def sign(self, text: str, *, purpose: str) -> str:
         key = hmac.digest(self._signing_key, purpose.encode(), hashlib.sha256)
         return _encode(hmac.digest(key, text.encode(), hashlib.sha256)[:SIGNATURE_BYTES])
+
+
+def secret_of(key: str) -> bytes:
+    """Returns the secret that a secret key stands for."""
+    if (content := _CONTENT_OF_FILE.fullmatch(key)) is not None:
+        return bytes.fromhex(content[1])
+    # Hashed, so that a key of any length gives 32 bytes.
+    return hashlib.sha256(key.encode()).digest()
 
 
 def load_or_create_secret(path: Path) -> bytes:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from tests.e2e.cloud import Cloud
 from tests.e2e.postgres_audit import violations
@@ -24,7 +25,12 @@ class Deployment:
 
 
 @contextmanager
-def a_deployment(folder: Path, *settings: str, **environ_more: str) -> Iterator[Deployment]:
+def a_deployment(
+    folder: Path,
+    *settings: str,
+    is_set_up: bool = True,
+    environ_more: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[Deployment]:
     """With these settings of the server; by default commits are durable."""
     with a_postgres(settings) as server:
         environ = {
@@ -39,7 +45,8 @@ def a_deployment(folder: Path, *settings: str, **environ_more: str) -> Iterator[
             **environ_more,
         }
         cloud = Cloud(environ, folder)
-        cloud.run("init")
+        if is_set_up:
+            cloud.run("init")
         try:
             yield Deployment(server, cloud, folder / "bodies")
         finally:

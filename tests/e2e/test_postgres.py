@@ -130,7 +130,7 @@ def test_bodies_can_be_in_a_bucket(tmp_path: Path, seaweed: str) -> None:
         "AWS_ENDPOINT_URL_S3": seaweed,
     }
     with (
-        a_deployment(tmp_path, "fsync=off", **bucket) as deployment,
+        a_deployment(tmp_path, "fsync=off", environ_more=bucket) as deployment,
         some_pages() as pages,
         a_client(deployment.cloud.api()) as client,
     ):

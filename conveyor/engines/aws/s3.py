@@ -83,6 +83,10 @@ class S3Blobs:
 
     async def put_stream(self, key: str, pieces: AsyncIterable[bytes]) -> Stored:
         refuse_packed(key)
+        return await self.put_object(key, pieces)
+
+    async def put_object(self, key: str, pieces: AsyncIterable[bytes]) -> Stored:
+        """Stores a whole object, which may be a pack."""
         at, digest = self._at(key), _Digest()
         async with aclosing(_parts(pieces, digest)) as parts:
             first = await anext(parts, b"")

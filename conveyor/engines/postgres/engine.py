@@ -11,6 +11,7 @@ from conveyor.domain.ids import Random
 from conveyor.engines.postgres.connection import Statement
 from conveyor.engines.postgres.coordinator import PostgresCoordinator
 from conveyor.engines.postgres.database import Database, DatabaseConfig, open_database
+from conveyor.engines.postgres.migration import refuse_unfinished
 from conveyor.engines.postgres.queue import Instant, PostgresQueue
 from conveyor.engines.postgres.schema import check_current, migrate
 from conveyor.engines.postgres.signals import Notifier
@@ -33,9 +34,11 @@ async def open_postgres(
     *,
     random: Random,
     migrates: bool = False,
+    for_migration: bool = False,
     instant: Instant = lambda: None,
 ) -> AsyncGenerator[PostgresEngine, None]:
-    """Opens the engine. Raises NotSetUp if the schema is too old, unless this process migrates it.
+    """Opens the engine. Raises NotSetUp if the schema is too old, unless this process migrates it,
+    and MigrationRefused while it is filled from another engine, unless this process does so.
 
     `instant` is the clock of messages and leases; by default that of the server.
     """
@@ -43,6 +46,8 @@ async def open_postgres(
         if migrates:
             await migrate(database)
         await check_current(database)
+        if not for_migration:
+            await refuse_unfinished(database)
         yield PostgresEngine(
             store=PostgresStore(database, instant),
             queue=PostgresQueue(database, instant),

@@ -14,7 +14,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from conveyor.domain.ids import JobId, RunId
-from conveyor.domain.model import Run
 from conveyor.engines.postgres.connection import Statement
 from conveyor.engines.postgres.database import Database
 
@@ -57,11 +56,11 @@ class TaskTables:
             self._places.pop(run_id, None)
 
 
-def creation_of(run: Run) -> Sequence[Statement]:
-    """Returns what creates the own table of a new run, if it needs one."""
-    if run.planned < OWN_TABLE_TASKS_MIN or not _ID.match(run.run_id):
+def creation_of(job_id: str, run_id: str, tasks: int) -> Sequence[Statement]:
+    """Returns what creates the own table of a new run of so many tasks, if it needs one."""
+    if tasks < OWN_TABLE_TASKS_MIN or not _ID.match(run_id):
         return []
-    table = _own(run.run_id)
+    table = _own(run_id)
     return [
         # Inheritance: a script that adds a column to `tasks` adds it here too. LIKE copies the
         # indexes, but not the fill factor.
@@ -69,9 +68,7 @@ def creation_of(run: Run) -> Sequence[Statement]:
             f"CREATE TABLE {table} (LIKE tasks INCLUDING ALL) INHERITS (tasks) "
             f"WITH (fillfactor = {_FILL_PERCENT})"
         ),
-        Statement(
-            "INSERT INTO task_tables (run_id, job_id) VALUES ($1, $2)", (run.run_id, run.job_id)
-        ),
+        Statement("INSERT INTO task_tables (run_id, job_id) VALUES ($1, $2)", (run_id, job_id)),
     ]
 
 

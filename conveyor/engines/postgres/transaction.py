@@ -178,8 +178,8 @@ class Transaction:
                 table = TABLES[key_type]
                 statements.append(sql.insert_rows(table, place.removeprefix("ONLY "), rows))
             if key_type is RunKey:
-                for row in inserted:
-                    statements += creation_of(cast("Run", row))
+                for run in cast("list[Run]", inserted):
+                    statements += creation_of(run.job_id, run.run_id, run.planned)
             statements += self._updates(key_type)
             statements += self._deletes(key_type)
         if self._queues:

@@ -32,6 +32,7 @@ from conveyor.engines.sqlite.errors import (
     is_full,
     unusable,
 )
+from conveyor.engines.sqlite.migration import refuse_migrated
 from conveyor.engines.sqlite.queue import SqliteQueue, sweep
 from conveyor.engines.sqlite.store import SqliteStore
 from conveyor.ports.clock import Clock
@@ -60,11 +61,13 @@ async def open_engine(
     random: Random,
     owner: str,
     executor: DiskExecutor | None = None,
+    migration_id: str | None = None,
 ) -> AsyncIterator[EmbeddedEngine]:
     """Opens the directory as its owner: creates or migrates it, and recovers.
 
     `owner` is the role that other processes are shown. Raises DataDirInUse if another process owns
-    the directory.
+    the directory, and DataDirUnusable if it was migrated to another engine, unless by
+    `migration_id`.
     """
 
     def prepare(connection: sqlite3.Connection) -> None:
@@ -77,6 +80,7 @@ async def open_engine(
     space = Space(data_dir, executor)
     # The lock comes before any other access: recovery frees the claims of all other processes.
     with lock_directory(data_dir, role=owner, now=clock.now()):
+        refuse_migrated(data_dir, except_id=migration_id)
         await executor.run(_make_places, data_dir, space)
         async with _serving(data_dir, prepare, clock, random, executor) as engine:
             yield engine
@@ -89,6 +93,7 @@ async def join_engine(
     """Opens a directory that another process owns. Raises WrongSchema if it is not ready."""
     if not (data_dir / _DATABASE).exists():
         raise WrongSchema(f"{data_dir} has no database yet: start its owner first")
+    refuse_migrated(data_dir)
     async with _serving(
         data_dir, check_current, clock, random, executor or ThreadExecutor()
     ) as engine:

@@ -52,7 +52,7 @@ _IN_FUNCTIONS = (
     "SELECT next_at FROM host_pools WHERE name = 'p'",
 )
 # Tables of a few rows, which every reader needs whole; and indexes whose every entry is due.
-_SMALL = frozenset({"schema_versions", "secret_checks"})
+_SMALL = frozenset({"schema_versions", "secret_checks", "engine_migrations"})
 _QUEUES = frozenset({"queues_closed", "control_messages_pkey"})
 
 
