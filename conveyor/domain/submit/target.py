@@ -136,13 +136,13 @@ def join(base: Target, location: str) -> Target | BadUrl:
     if reference.startswith("//"):
         absolute = f"{base.scheme}:{reference}"
     elif reference.startswith("/"):
-        absolute = origin + _without_dots(reference)
+        absolute = origin + without_dot_segments(reference)
     elif not reference:
         absolute = origin + base.path_and_query
     else:
         path = base.path_and_query.partition("?")[0]
         folder = path if reference.startswith("?") else path.rpartition("/")[0] + "/"
-        absolute = origin + _without_dots(folder + reference)
+        absolute = origin + without_dot_segments(folder + reference)
     return parse_url(absolute, chars_max=LOCATION_CHARS_MAX)
 
 
@@ -258,7 +258,7 @@ def _percent_encoded(match: re.Match[str]) -> str:
     return "".join(f"%{byte:02X}" for byte in match[0].encode())
 
 
-def _without_dots(reference: str) -> str:
+def without_dot_segments(reference: str) -> str:
     """RFC 3986 5.2.4 on the path; the query is left alone."""
     path, mark, query = reference.partition("?")
     if "/." not in path:
