@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conveyor.domain.url_normalization import normalized_url
+from conveyor.domain.submit.url_normalization import normalized_url
 
 
 @pytest.mark.parametrize(
