@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import assert_never
 
@@ -53,7 +53,7 @@ from conveyor.domain.run.settlement import (
 )
 from conveyor.domain.run.wait_reason import GATEWAY_REASONS, WaitReason
 from conveyor.domain.submit.target import host_of
-from conveyor.domain.timing import bounce_delay_s
+from conveyor.domain.timing import bounce_delay_s, duplicate_delay_s
 from conveyor.ports.errors import Unavailable, is_resource_shortage
 from conveyor.ports.gateway import (
     Deferred,
@@ -263,6 +263,8 @@ class TaskRunner:
                 hold(work.permit.lease_id, host_lease_id=work.permit.host_lease_id)
             )
             try:
+                if attempt.task.duplicate_of is not None:
+                    return await self._share(attempt)
                 attempt.outcome = await self._fetch(attempt)
                 if work.permit.release_early():
                     await self.heartbeater.tell_without_checkpoint(
@@ -278,6 +280,18 @@ class TaskRunner:
             extra={"task": attempt.task.task_id, "claim": attempt.task.claim},
         )
         return await self._give_up(attempt, _CUT_OFF)
+
+    async def _share(self, attempt: _Attempt) -> float | None:
+        """Ends a duplicate with the outcome of its original, without a fetch. While the original
+        has not ended, the duplicate is released and its message bounced."""
+        work, ref = attempt.work, attempt.work.message.ref
+        shared = await tasks.judge_duplicate(self.env, work.run, ref, attempt.task)
+        if shared is None:
+            await tasks.release_claim(self.env, ref, attempt.task)
+            return await self._put_back(work, duplicate_delay_s(work.message.receives))
+        task, verdict = shared
+        claim = msgspec.structs.replace(attempt.claimed, task=task)
+        return await self._conclude(_Attempt(replace(work, claim=claim), verdict=verdict))
 
     async def _fetch(self, attempt: _Attempt) -> Outcome:
         work = attempt.work

@@ -122,8 +122,9 @@ class HostLimiter:
     async def _host_of(self, message: Message) -> str | None:
         ref = message.ref
         task = await self._env.store.read(TaskKey.of(ref))
-        # No host lease for a task that will not be fetched: its message is only acked or bounced.
-        if task is None or task.status in TASK_TERMINAL:
+        # No host lease for a task that will not be fetched: its message is only acked or bounced,
+        # or it is a duplicate.
+        if task is None or task.status in TASK_TERMINAL or task.duplicate_of is not None:
             return None
         host = host_of(task.url)
         is_limited = host is not None and self._limits.limit_for(host) != HostLimit()

@@ -364,8 +364,8 @@ class RunPoller:
             self._report_wait(WaitReason.BUDGET)
 
     def _price_of(self, claim_result: Claim, unit: Unit) -> int:
-        """Returns the price of a task; 0 if the claim failed and this process will not fetch it."""
-        if not isinstance(claim_result, Claimed):
+        """Returns the price of a task; 0 if it is not claimed or a duplicate, and not fetched."""
+        if not isinstance(claim_result, Claimed) or claim_result.task.duplicate_of is not None:
             return 0
         return self._price(claim_result.task.params).in_unit(unit)
 

@@ -128,6 +128,7 @@ def submission_from(call: RequestContext, request: SubmitJobRequest) -> Submissi
         result_ttl_days=request.result_ttl_days,
         budget=cap_from(request.budget) if request.budget else None,
         host_limits=host_limits_from(request.host_limits),
+        dedup=request.dedup,
         api_key=call.principal.forwarded_key,
         task_token=_task_token_from(call.env, request),
         bytes_sent=call.sent.size_bytes,

@@ -304,6 +304,7 @@ class Job(msgspec.Struct, frozen=True):
     budget: BudgetCap | None = None  #: The most that each run may spend.
     host_limits: HostLimits | None = None  #: Concurrency and rate limits per host.
     task_token_sealed: str | None = None  #: Step Functions task token for the first run, encrypted.
+    dedup: bool = False  #: Whether the duplicates of each list share one fetch.
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -448,6 +449,7 @@ class Task(msgspec.Struct, frozen=True):
     credits: int = 0  #: Credits charged for the task.
     cost_micros: int = 0  #: Money charged for the task, in millionths.
     source_run_id: RunId | None = None  #: The run that owns an inherited result.
+    duplicate_of: TaskId | None = None  #: The task of the same list whose outcome this task gets.
 
 
 class IdempotencyRecord(msgspec.Struct, frozen=True):

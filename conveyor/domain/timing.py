@@ -21,6 +21,10 @@ IDLE_S_MAX = 1.0
 # The wait after a refused permit doubles between these bounds, while other pollers use the permits.
 COOLDOWN_S_MIN = 0.25
 COOLDOWN_S_MAX = 5.0
+# The wait of a duplicate doubles between these bounds while its original is fetched or retried. A
+# smaller maximum costs two writes per duplicate more often; a larger one delays the run's end.
+DUPLICATE_S_MIN = 0.5
+DUPLICATE_S_MAX = 60.0
 
 
 def backoff_s(doublings: int, *, first_s: float, delay_s_max: float) -> float:
@@ -49,6 +53,12 @@ def bounce_delay_s(receives: int) -> float:
     """Seconds for which a bounced message stays hidden: 5 s, doubling, at most 300 s."""
     doublings = max(receives, 1) - 1
     return backoff_s(doublings, first_s=limits.BOUNCE_S_MIN, delay_s_max=limits.BOUNCE_S_MAX)
+
+
+def duplicate_delay_s(receives: int) -> float:
+    """Seconds until a duplicate looks again whether its original has ended."""
+    doublings = max(receives, 1) - 1
+    return backoff_s(doublings, first_s=DUPLICATE_S_MIN, delay_s_max=DUPLICATE_S_MAX)
 
 
 def cooldown_s(refusals: int, random: Random) -> float:

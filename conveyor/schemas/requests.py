@@ -184,6 +184,9 @@ class SubmitJobRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     result_ttl_days: Annotated[int, Meta(ge=1, le=limits.RESULT_TTL_DAYS_MAX)] | None = None
     budget: BudgetInput | None = None  #: The most that each run may spend.
     host_limits: HostLimitsInput | None = None  #: The limits of each host.
+    #: Whether the duplicates of each list share one fetch: lines with the same normalised URL,
+    #: method, body, parameters and headers.
+    dedup: bool = False
     #: The token of a Step Functions task that waits for the first run. Only the AWS engine
     #: accepts it.
     sfn_task_token: (

@@ -203,6 +203,7 @@ class JobResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     latest_run: RunResponse | None = None  #: The newest run; a new scheduled job has none.
     budget: BudgetInput | None = None  #: The most that each run may spend.
     host_limits: HostLimitsInput | None = None  #: The limits of each host.
+    dedup: bool = False  #: Whether the duplicates of each list share one fetch.
 
 
 class SubmitJobResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -266,6 +267,7 @@ class TaskResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     metadata: dict[str, str] | None = None  #: The caller's own data for the line.
     error: Problem | None = None  #: Why the task, or its latest attempt, failed.
     source_run_id: Ulid | None = None  #: The earlier run that an inherited result comes from.
+    duplicate_of: TaskName | None = None  #: The task whose fetch and outcome this one shares.
     spend: TaskSpend | None = None  #: The charge of the task.
     reason: str | None = None  #: The failure reason that the run counts it under.
     attempts: Count = 0  #: Attempts that reported an outcome.

@@ -183,6 +183,7 @@ def job_view(job: Job, latest_run: RunResponse | None) -> JobResponse:
         latest_run=latest_run,
         budget=cap_view(job.budget),
         host_limits=host_limits_view(job.host_limits),
+        dedup=job.dedup,
     )
 
 
@@ -229,6 +230,7 @@ def result_view(job: Job, task: Task, result_url: str | None, *, is_expired: boo
         metadata=task.metadata,
         error=task.problem if task.status is TaskStatus.FAILED else None,
         source_run_id=task.source_run_id,
+        duplicate_of=task.duplicate_of,
         spend=_task_spend(task),
         reason=task.reason,
         attempts=task.attempts,

@@ -149,7 +149,7 @@ class World:
         (runs,) = [child for child in tree(supervisor).children if child.name == "runs"]
         return [child.name for child in runs.children]
 
-    async def tasks(self, accepted: Accepted) -> list[Task]:
+    async def tasks(self, accepted: Accepted | Rerun) -> list[Task]:
         run = accepted.run
         query = TasksOf(
             job_id=run.job_id, run_id=run.run_id, shard_count=run.shard_count, limit=10_000

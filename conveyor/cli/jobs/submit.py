@@ -55,6 +55,7 @@ class _Options(ScheduleOptions, LimitOptions, _Input):
     max_inflight: int | None
     attempts: int | None
     priority: int
+    dedup: bool
 
 
 @click.command()
@@ -83,6 +84,7 @@ class _Options(ScheduleOptions, LimitOptions, _Input):
     show_default=True,
     help="The job's weight among yours.",
 )
+@click.option("--dedup", is_flag=True, help="Fetch lines that ask for the same page only once.")
 @click.option("--dry-run", "is_dry", is_flag=True, help="Only show what would happen.")
 @schedule_options
 @limit_options
@@ -165,6 +167,7 @@ def _request(lines: Sequence[Page], options: _Options) -> SubmitJobRequest:
         max_inflight=options["max_inflight"],
         max_attempts=options["attempts"],
         priority=options["priority"],
+        dedup=options["dedup"],
         budget=options["budget"],
         host_limits=host_limits(options["per_host"], options["rate"]),
     )

@@ -73,6 +73,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sha256: str | None = None
     file: str | None = None
     source_run_id: str | None = None
+    duplicate_of: str | None = None
     error: Problem | None = None
     body: str | None = None
     body_base64: str | None = None
@@ -94,6 +95,7 @@ def line_of(entry: Entry) -> Line:
         size_bytes=entry.size_bytes,
         sha256=entry.sha256,
         source_run_id=task.source_run_id,
+        duplicate_of=task.duplicate_of,
         error=task.problem if task.status is TaskStatus.FAILED else None,
     )
 

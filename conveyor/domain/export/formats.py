@@ -74,6 +74,7 @@ COLUMNS = (
     "source_run_id",
     "error_code",
     "error_detail",
+    "duplicate_of",
 )
 # What a spreadsheet reads as the start of a formula; the last two are how it writes = and +.
 _STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b")

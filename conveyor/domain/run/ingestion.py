@@ -25,7 +25,7 @@ from conveyor.domain.model import (
     TaskStatus,
     UploadedList,
 )
-from conveyor.domain.submit.admission import counts_of, make_ref, make_tasks
+from conveyor.domain.submit.admission import Identity, counts_of, make_ref, make_tasks
 from conveyor.domain.submit.target import host_of
 
 # A list that crashes its process would be taken up for ever. After this many failures without one
@@ -61,12 +61,18 @@ def undo_failure_count(batch: Batch) -> Change:
 
 
 def chunk_of_specs(
-    batch: Batch, run: Run, specs: Sequence[TaskSpec], *, cursor: str, now: float
+    batch: Batch,
+    run: Run,
+    specs: Sequence[TaskSpec],
+    identities: Sequence[Identity] | None = None,
+    *,
+    cursor: str,
+    now: float,
 ) -> Chunk:
     """Returns the chunk that admits these lines of a staged or uploaded list."""
     assert isinstance(batch.source, (StagedList, UploadedList))
     origin = (batch.source.origin_run_id, batch.source.origin_batch_id)
-    tasks = make_tasks(specs, origin, run, now)
+    tasks = make_tasks(specs, origin, run, now, identities)
     return _chunk(batch, run, tasks, cursor=cursor, sources=frozenset(), now=now)
 
 
@@ -126,6 +132,7 @@ def replay(row: Task, run: Run, source: RowsOf, now: float) -> Task:
         metadata=row.metadata,
         params=row.params,
         sealed=row.sealed,
+        duplicate_of=row.duplicate_of,
         status=TaskStatus.FAILED if is_refused else TaskStatus.PENDING,
         problem=row.problem if is_refused else None,
         reason=row.reason if is_refused else None,

@@ -306,6 +306,30 @@ def fail(
     return _settle(ref, task, TaskEvent.FAILED, values, counts, (problem, spent, now))
 
 
+def share(ref: TaskRef, duplicate: Task, original: Task, *, now: float) -> Change:
+    """Ends a duplicate as its original has ended. It counts as an attempt without a cost. The body
+    is stored once, as that of the original, and its bytes are counted once."""
+    if original.problem is not None or original.result is None:
+        reason = original.reason or FailureReason.OTHER
+        problem = original.problem or errors.row_damaged(("result",))
+        return fail(ref, duplicate, reason, problem, spent=Cost(), now=now)
+    values = {
+        "result": original.result,
+        "source_run_id": original.source_run_id,
+        "problem": None,
+        "reason": None,
+    }
+    counts = {"done": 1, "successful": 1}
+    return _settle(ref, duplicate, TaskEvent.SUCCEEDED, values, counts, (None, Cost(), now))
+
+
+def as_fetched_with(duplicate: Task, original: Task) -> Task:
+    """Returns the claimed duplicate with the start of the fetch that it shares. The age of a body
+    is taken from the history, and this body is as old as that fetch."""
+    fetched_at = original.history[-1].started_at if original.history else original.created_at
+    return msgspec.structs.replace(duplicate, started_at=fetched_at)
+
+
 def fail_unreadable(ref: TaskRef, task: DamagedTask, *, now: float) -> Change:
     """Fails a task whose row is damaged, and makes the row readable: placeholders replace the lost
     fields.

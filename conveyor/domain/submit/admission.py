@@ -32,7 +32,7 @@ from conveyor.domain.changes import (
     Write,
 )
 from conveyor.domain.errors import InvalidTask, make_problem
-from conveyor.domain.ids import BatchId, RunId, shards_of, task_ids
+from conveyor.domain.ids import BatchId, RunId, TaskId, shards_of, task_ids
 from conveyor.domain.lifecycle import (
     ACCEPTS_LISTS,
     JOB,
@@ -82,16 +82,35 @@ def choose_path(tasks_count: int, *, at_once_max: int, sync_max: int) -> Admissi
     return AdmissionMode.AT_ONCE if tasks_count <= at_once_max else AdmissionMode.INLINE
 
 
+class Identity(msgspec.Struct, frozen=True):
+    """The id of a line's task, and that of its original if the line is a duplicate."""
+
+    task_id: TaskId
+    duplicate_of: TaskId | None = None
+
+
+def identities_by_index(specs: Sequence[TaskSpec], origin: tuple[RunId, BatchId]) -> list[Identity]:
+    """The identities of lines that are nobody's duplicates."""
+    return [Identity(task_id) for task_id in task_ids(*origin, [spec.index for spec in specs])]
+
+
 def make_tasks(
-    specs: Sequence[TaskSpec], origin: tuple[RunId, BatchId], run: Run, now: float
+    specs: Sequence[TaskSpec],
+    origin: tuple[RunId, BatchId],
+    run: Run,
+    now: float,
+    identities: Sequence[Identity] | None = None,
 ) -> list[Task]:
-    """The rows of these lines. An invalid line is a task that has failed already."""
-    identities = task_ids(*origin, [spec.index for spec in specs])
-    shards = shards_of(identities, run.shard_count)
+    """The rows of these lines. An invalid line is a task that has failed already.
+
+    Without `identities`, each line is fetched by itself.
+    """
+    lines = identities_by_index(specs, origin) if identities is None else identities
+    shards = shards_of([line.task_id for line in lines], run.shard_count)
     return [
         Task(
             run_id=run.run_id,
-            task_id=identity,
+            task_id=line.task_id,
             shard=shard,
             batch_id=origin[1],
             index=spec.index,
@@ -106,8 +125,9 @@ def make_tasks(
             reason=FailureReason.BAD_TARGET if spec.problem else None,
             created_at=now,
             updated_at=now,
+            duplicate_of=line.duplicate_of,
         )
-        for spec, identity, shard in zip(specs, identities, shards, strict=True)
+        for spec, line, shard in zip(specs, lines, shards, strict=True)
     ]
 
 

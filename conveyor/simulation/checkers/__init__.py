@@ -49,6 +49,7 @@ ALL = Checkers(
         leases.an_end_is_that_of_its_claim,
         execution.a_success_has_its_body,
         fetches.every_body_answers_its_own_request,
+        list_fidelity.a_duplicate_ends_as_its_original,
         accounting.counters_equal_rows,
         accounting.counters_never_fall,
         accounting.the_series_adds_up_to_the_counters,
@@ -96,6 +97,7 @@ ALL = Checkers(
     ),
     on_fetch=(
         fetches.no_fetch_without_a_claim,
+        list_fidelity.a_duplicate_is_not_fetched,
         fetches.no_job_is_fetched_beyond_its_cap,
         hosts.no_host_is_fetched_beyond_its_limits,
         budget.paid_calls_per_task_are_bounded,
@@ -121,6 +123,7 @@ ALL = Checkers(
         acceptance.a_promise_is_kept_or_withdrawn,
         list_fidelity.every_line_is_its_task,
         list_fidelity.a_bad_line_is_a_failed_task,
+        list_fidelity.duplicates_are_those_of_their_list,
         fetches.a_claim_fetches_once,
         fetches.every_fetch_is_an_attempt,
         leases.dead_processes_hold_nothing,

@@ -54,7 +54,8 @@ def claims_only_grow(moment: StateChange) -> Iterator[str]:
         ended = new.status in TASK_TERMINAL and old.status not in TASK_TERMINAL
         if ended and new.attempts == old.attempts:
             yield f"task {_name(new)} ended without an attempt"
-        if ended and new.result is not None and not _is_of_claim(new.result.key, new.claim):
+        is_own = new.result is not None and new.duplicate_of is None
+        if ended and is_own and not _is_of_claim(new.result.key, new.claim):
             yield f"task {_name(new)}: claim {new.claim} ended it with {new.result.key}"
 
 

@@ -49,7 +49,8 @@ def every_fetch_is_an_attempt(moment: StateChange) -> Iterator[str]:
     for address, task in moment.after.tasks.items():
         run = moment.after.run_by_id.get(task.run_id)
         is_whole = run is not None and run.status is RunStatus.COMPLETED
-        if not is_whole or task.source_run_id is not None or task.status not in TASK_TERMINAL:
+        is_fetched_here = task.source_run_id is None and task.duplicate_of is None
+        if not is_whole or not is_fetched_here or task.status not in TASK_TERMINAL:
             continue
         count, first = counts[task.run_id, task.task_id], firsts[task.run_id, task.task_id]
         if first > 1:
@@ -115,7 +116,7 @@ def every_body_answers_its_own_request(moment: StateChange) -> Iterator[str]:
         is_new = change.old is None or change.old.status is not TaskStatus.SUCCESSFUL
         if task is None or task.status is not TaskStatus.SUCCESSFUL or not is_new:
             continue
-        if task.result is None or task.source_run_id is not None:
+        if task.result is None or task.source_run_id is not None or task.duplicate_of is not None:
             continue
         if HOSTILE_PATH in task.url:
             continue  # Its caller sends itself the answers that others must not get.

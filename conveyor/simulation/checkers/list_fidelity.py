@@ -1,4 +1,4 @@
-"""Lines: each list that was accepted is there line by line, as it was sent (I2, I10, I12)."""
+"""Lines: each list that was accepted is there line by line, as it was sent (I2, I10, I12, I68)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from conveyor.domain.changes import TaskKey
+from conveyor.domain.lifecycle import TASK_TERMINAL
 from conveyor.domain.model import RunStatus, Task, TaskStatus
-from conveyor.simulation.client_history import Call, History
+from conveyor.domain.submit.url_normalization import normalized_url
+from conveyor.simulation.client_history import Call, Fetch, History
 from conveyor.simulation.invariant_monitor import StateChange
 
 Line = Mapping[str, Any]
@@ -129,3 +132,59 @@ def _is_line(task: Task, line: Line) -> bool:
 def _is_bad(line: Line) -> bool:
     is_web = str(line["url"]).startswith(("http://", "https://"))
     return not is_web or line.get("method") not in _METHODS
+
+
+# Duplicates: they are those of their list, share one fetch, and end as their original (I68).
+
+# What a duplicate may fail with by itself: its handler, its worker or its row was the cause.
+_OF_ITS_OWN = frozenset({"worker_crashed", "worker_lost", "row_damaged"})
+
+
+def a_duplicate_is_not_fetched(moment: StateChange, fetch: Fetch) -> Iterator[str]:
+    """I68: only the original is fetched."""
+    task = moment.after.tasks.get((fetch.run_id, fetch.task_id))
+    if task is not None and task.duplicate_of is not None:
+        yield f"task {_name_of(task)} is fetched, a duplicate of {task.duplicate_of}"
+
+
+def a_duplicate_ends_as_its_original(moment: StateChange) -> Iterator[str]:
+    """I68: a duplicate ends after its original, with the same body or the same failure."""
+    for change in moment.changed(TaskKey):
+        task: Task | None = change.new
+        is_new = change.old is None or change.old.status not in TASK_TERMINAL
+        if task is None or task.duplicate_of is None or task.status not in TASK_TERMINAL:
+            continue
+        is_own = task.problem is not None and task.problem.code in _OF_ITS_OWN
+        original = moment.after.tasks.get((task.run_id, task.duplicate_of))
+        if not is_new or is_own or change.old is None:
+            continue  # A rerun that inherits rows writes them in the order of their ids.
+        if original is None or original.status not in TASK_TERMINAL:
+            yield f"task {_name_of(task)} ended before its original"
+        elif (task.result, task.problem) != (original.result, original.problem):
+            yield f"task {_name_of(task)} did not end as its original"
+
+
+def duplicates_are_those_of_their_list(moment: StateChange) -> Iterator[str]:
+    """I68: in a completed run of a job with `dedup`, each line that an earlier line of its list
+    asked for already is a duplicate of the first such line, and no other line is one."""
+    for run in moment.after.runs.values():
+        job = moment.after.jobs.get((run.job_id,))
+        if run.status is not RunStatus.COMPLETED or job is None or moment.is_deleted(run):
+            continue
+        first_of: dict[tuple[str, str, bool], str] = {}
+        tasks = moment.after.tasks_by_run.get(run.run_id, [])
+        for task in sorted(tasks, key=lambda task: (task.batch_id, task.index)):
+            url = normalized_url(task.url)
+            if not job.dedup or url is None or not task.claim:
+                if task.duplicate_of is not None and not job.dedup:
+                    yield f"task {_name_of(task)} is a duplicate in a job without them"
+                continue
+            # Clients give the lines of a list that have secrets the same ones.
+            line = (task.batch_id, url, task.sealed is not None)
+            first = first_of.setdefault(line, task.task_id)
+            if task.duplicate_of != (None if first == task.task_id else first):
+                yield f"task {_name_of(task)} is a duplicate of {task.duplicate_of}, not of {first}"
+
+
+def _name_of(task: Task) -> str:
+    return f"{task.run_id}/{task.task_id}"

@@ -346,6 +346,8 @@ def _lines(client: Client, count: int) -> list[dict[str, Any]]:
 def _job(client: Client, lines: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
     random = client.random
     body: dict[str, Any] = {} if lines is None else {"tasks": list(lines)}
+    if lines and client.repeats_itself():
+        body = {"dedup": True, "tasks": _with_repeats(client, lines)}
     if random.random() < 0.5:
         is_signed = client.has_signing_key and random.random() < 0.7
         url = f"https://{client.name}{RECEIVER_DOMAIN}/{random.randint(1, 2)}"
@@ -363,6 +365,18 @@ def _job(client: Client, lines: Sequence[Mapping[str, Any]] | None) -> dict[str,
     if client.numbers % SHORT_KEPT == 0:
         body["result_ttl_days"] = 1
     return body
+
+
+def _with_repeats(client: Client, lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The list, where about half of the lines ask for what an earlier one asks for. A fragment is
+    no difference."""
+    repeated: list[dict[str, Any]] = []
+    for line in lines:
+        repeated.append({**line})
+        other = client.repetitive.choice(repeated)
+        if client.repetitive.random() < 0.5 and other is not repeated[-1]:
+            repeated[-1] = {**other, "url": other["url"] + "#again"}
+    return repeated
 
 
 async def _submit(client: Client, body: dict[str, Any]) -> None:

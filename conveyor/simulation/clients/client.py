@@ -26,6 +26,7 @@ TIMEOUT_S = 70.0
 TRIES_MAX = 8
 AGAIN_S = 30.0
 SECRETIVE = 0.2
+REPETITIVE = 0.15
 
 _UNSETTLED = frozenset({408, 429, 500, 503, 507})
 
@@ -48,6 +49,7 @@ class Client:
     stage: SimContext
     random: Random = field(init=False)
     secretive: Random = field(init=False)
+    repetitive: Random = field(init=False)
     jobs: list[KnownJob] = field(default_factory=list)
     inputs: list[tuple[str, str, bool]] = field(default_factory=list)
     exports: list[tuple[str, str, str]] = field(default_factory=list)
@@ -59,6 +61,7 @@ class Client:
     def __post_init__(self) -> None:
         self.random = self.stage.random(self.name)
         self.secretive = self.stage.random(f"secrets of {self.name}")
+        self.repetitive = self.stage.random(f"repeats of {self.name}")
 
     def secret(self, what: str) -> str:
         return secret_of(self.name, what)
@@ -66,6 +69,10 @@ class Client:
     def tells_secrets(self) -> bool:
         """Whether the list that it is about to send has some; which moves nothing else."""
         return self.secretive.random() < SECRETIVE
+
+    def repeats_itself(self) -> bool:
+        """Whether the list that it is about to send has duplicates, which are fetched once."""
+        return self.repetitive.random() < REPETITIVE
 
     def new_key(self) -> str:
         self.numbers += 1

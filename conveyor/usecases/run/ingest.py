@@ -34,6 +34,7 @@ from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import pages_of
 from conveyor.usecases.run import runs
 from conveyor.usecases.submit import staging, upload
+from conveyor.usecases.submit.duplicates import DuplicateFinder
 
 _SPEC = msgspec.json.Decoder(TaskSpec)
 
@@ -146,11 +147,18 @@ def _chunks(env: Context, batch: Batch, run: Run) -> AsyncGenerator[Chunk, None]
 async def _chunks_of_list(
     env: Context, batch: Batch, run: Run, source: StagedList
 ) -> AsyncGenerator[Chunk, None]:
+    job = await env.store.read(JobKey(batch.job_id))
+    if job is None:
+        return
+    finder = DuplicateFinder(env, job, run, (source.origin_run_id, source.origin_batch_id))
     # The checkpoint of a staged list is a byte position, so a resumed ingest skips nothing.
     start = int(batch.cursor or 0)
     async with aclosing(_groups(env, source.key, start)) as groups:
         async for specs, cursor in groups:
-            chunk = ingestion.chunk_of_specs(batch, run, specs, cursor=str(cursor), now=env.now())
+            identities = await finder.identities(specs)
+            chunk = ingestion.chunk_of_specs(
+                batch, run, specs, identities, cursor=str(cursor), now=env.now()
+            )
             yield chunk
             batch = _advance(batch, chunk)
 
@@ -161,6 +169,7 @@ async def _chunks_of_upload(
     job = await env.store.read(JobKey(batch.job_id))
     if job is None:
         return
+    finder = DuplicateFinder(env, job, run, (source.origin_run_id, source.origin_batch_id))
     # An uploaded list has no usable byte position (gzip), so a resumed ingest reads it from the
     # start and skips the lines that are done.
     behind = 0
@@ -173,8 +182,10 @@ async def _chunks_of_upload(
                 if index >= batch.done
             ]
             if specs:
-                cursor = str(behind)
-                chunk = ingestion.chunk_of_specs(batch, run, specs, cursor=cursor, now=env.now())
+                identities = await finder.identities(specs)
+                chunk = ingestion.chunk_of_specs(
+                    batch, run, specs, identities, cursor=str(behind), now=env.now()
+                )
                 yield chunk
                 batch = _advance(batch, chunk)
 

@@ -11,9 +11,11 @@ from contextlib import suppress
 import msgspec
 
 from conveyor.domain import errors, limits
-from conveyor.domain.changes import Change, Verdict
+from conveyor.domain.changes import Change, TaskKey, Verdict
 from conveyor.domain.damage import DamagedTask
-from conveyor.domain.model import FailureReason, Job, Problem, Result, Task, TaskRef
+from conveyor.domain.ids import shard_of
+from conveyor.domain.lifecycle import TASK_TERMINAL
+from conveyor.domain.model import FailureReason, Job, Problem, Result, Run, Task, TaskRef
 from conveyor.domain.queries import TasksAt
 from conveyor.domain.run import settlement
 from conveyor.domain.run.settlement import Claim, Claimed, Cost, Throttled
@@ -172,6 +174,20 @@ def judge_failure(
             return Retry(change, delay_s)
     change = settlement.fail(ref, task, miss.reason, miss.problem, spent=spent, now=env.now())
     return Finish(change)
+
+
+async def judge_duplicate(
+    env: Context, run: Run, ref: TaskRef, duplicate: Task
+) -> tuple[Task, Finish] | None:
+    """Returns the duplicate and the outcome that it shares with its original. Returns None while
+    the original has not ended."""
+    assert duplicate.duplicate_of is not None
+    shard = shard_of(duplicate.duplicate_of, run.shard_count)
+    original = await env.store.read(TaskKey(ref.job_id, ref.run_id, duplicate.duplicate_of, shard))
+    if original is None or original.status not in TASK_TERMINAL:
+        return None
+    duplicate = settlement.as_fetched_with(duplicate, original)
+    return duplicate, Finish(settlement.share(ref, duplicate, original, now=env.now()))
 
 
 def judge_exhausted(env: Context, ref: TaskRef, task: Task, problem: Problem) -> Finish:

@@ -48,7 +48,7 @@ from conveyor.usecases.lookup import (
     totals_of,
 )
 from conveyor.usecases.run import ingest, results, runs
-from conveyor.usecases.submit import staging, upload
+from conveyor.usecases.submit import duplicates, staging, upload
 from conveyor.usecases.submit.staging import OnInvalid, StagedTasks
 
 
@@ -72,6 +72,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     result_ttl_days: int | None = None
     budget: BudgetCap | None = None
     host_limits: HostLimits | None = None
+    dedup: bool = False
     api_key: str | None = None
     task_token: str | None = None
     bytes_sent: int | None = None
@@ -136,7 +137,7 @@ async def _admit_list(env: Context, job: Job, specs: list[TaskSpec]) -> Accepted
         source = await staging.stage(env, job.job_id, run.run_id, FIRST_BATCH, specs)
         return await _admit_staged(env, job, source, total)
     run = msgspec.structs.replace(run, planned=total, total=total)
-    tasks = admission.make_tasks(specs, (run.run_id, FIRST_BATCH), run, job.created_at)
+    tasks = duplicates.tasks_of_list(env, job, run, specs, FIRST_BATCH, now=job.created_at)
     batch: Batch | None = None
     if specs:
         batch = admission.make_batch(run, FIRST_BATCH, None, total=total, now=job.created_at)
@@ -232,6 +233,7 @@ def job_from(env: Context, caller: CallerId, request: Submission, job_id: JobId)
         active_run_id=run_id,
         budget=request.budget,
         host_limits=request.host_limits,
+        dedup=request.dedup,
         task_token_sealed=seal(env, caller, job_id, "task_token", Secrets(body=token.encode()))
         if token
         else None,
@@ -393,7 +395,7 @@ async def _batch_of(
     tasks: list[Task] = []
     source = None
     if env.config.path_for(len(specs)) is AdmissionMode.AT_ONCE:
-        tasks = admission.make_tasks(specs, (run.run_id, batch_id), run, now)
+        tasks = duplicates.tasks_of_list(env, job, run, specs, batch_id, now=now)
     else:
         # Staged before the batch that names it is committed, so that an accepted list is always
         # durable.

@@ -89,6 +89,22 @@ def test_submit_passes_on_what_was_asked_for(caller: Program, site: Site) -> Non
     assert job["webhook"]["url"] == "http://127.0.0.1:1/hook"
 
 
+def test_submit_fetches_duplicates_once(caller: Program, site: Site) -> None:
+    (page,) = pages(site, 0)
+    stdin = "\n".join([page, page + "#again", page])
+
+    ended = caller.run("jobs", "submit", "-", "--dedup", "--watch", "--json", stdin=stdin)
+
+    run = told(ended)
+    assert (run["status"], run["stats"]["successful"]) == ("completed", 3)
+    job = told(caller.run("jobs", "show", run["job_id"], "--json"))
+    results = list(map(json.loads, caller.run("jobs", "results", run["job_id"], "--json").lines))
+    shared = {result["index"]: result.get("duplicate_of") for result in results}
+    (original,) = [result["task_id"] for result in results if result["index"] == 0]
+    assert job["dedup"] is True
+    assert shared == {0: None, 1: original, 2: original}
+
+
 def test_submit_and_watch_is_exit_0_when_all_went_well(caller: Program, site: Site) -> None:
     stdin = "\n".join(pages(site, 0, 1, 2))
 

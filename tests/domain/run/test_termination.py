@@ -254,7 +254,7 @@ def test_deleting_a_job_leaves_a_tombstone_without_customer_data(with_active: bo
     assert values["status"] is JobStatus.DELETED
     fields = {"job_id", "caller", "created_at", "format", "max_inflight", "max_attempts"}
     fields |= {"priority", "shard_count", "runs_count", "latest_run_id", "type"}
-    fields |= {"result_ttl_days", "priority", "shard_count", "runs_count", "latest_run_id"}
+    fields |= {"result_ttl_days", "dedup", "priority", "shard_count", "runs_count", "latest_run_id"}
     assert values.keys() == set(Job.__struct_fields__) - fields
     assert not any(values[name] for name in values.keys() - {"status", "updated_at"})
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import sqlite3
 from typing import Any
 
-from conveyor.domain.changes import StatsKey, TaskKey
+from conveyor.domain.changes import Row, StatsKey, TaskKey
 from conveyor.domain.model import Result, TaskStatus
+from conveyor.engines.sql_mapping import Table
 from conveyor.engines.sqlite.database import load_scripts, migrate
-from conveyor.engines.sqlite.sql import TABLES, insert_sql
+from conveyor.engines.sqlite.sql import TABLES
 from tests.builders import OTHER_RUN, T0, a_stats, a_task
 
 INSIGHT = 7
@@ -32,15 +33,9 @@ def test_tasks_between_two_tries_are_counted_when_the_counter_comes() -> None:
         a_task(5, **between, status=TaskStatus.SUCCESSFUL, result=body),
         a_task(6, OTHER_RUN, **between),
     ):
-        connection.execute(insert_sql(TASKS), TASKS.to_row(task))
-    names = [name for name in STATS.columns if name not in {"retrying", "stored_bytes"}]
+        _insert(connection, TASKS, task, newer={"duplicate_of"})
     for stats in (a_stats(0), a_stats(1), a_stats(2), a_stats(0, OTHER_RUN)):
-        values = dict(zip(STATS.columns, STATS.to_row(stats), strict=True))
-        marks = ", ".join("?" * len(names))
-        connection.execute(
-            f"INSERT INTO stats ({', '.join(names)}) VALUES ({marks})",
-            [values[name] for name in names],
-        )
+        _insert(connection, STATS, stats, newer={"retrying", "stored_bytes"})
 
     migrate(connection)
 
@@ -49,3 +44,12 @@ def test_tasks_between_two_tries_are_counted_when_the_counter_comes() -> None:
     # What bodies take up is counted from the rows that stored them, when that counter comes.
     sizes = connection.execute("SELECT stored_bytes FROM stats ORDER BY run_id, shard").fetchall()
     assert sizes == [(1,), (0,), (0,), (0,)]
+
+
+def _insert(connection: sqlite3.Connection, table: Table, row: Row, newer: set[str]) -> None:
+    """Inserts a row as it was before these columns came."""
+    values = dict(zip(table.columns, table.to_row(row), strict=True))
+    names = [name for name in table.columns if name not in newer]
+    columns, marks = ", ".join(f'"{name}"' for name in names), ", ".join("?" * len(names))
+    statement = f"INSERT INTO {table.name} ({columns}) VALUES ({marks})"
+    connection.execute(statement, [values[name] for name in names])

@@ -131,11 +131,12 @@ def _billed(history: History) -> dict[tuple[str, str], int]:
 
 
 def _fetched_tasks(moment: StateChange) -> Iterator[Task]:
-    """The tasks of completed runs, but for those that were never fetched or were inherited."""
+    """The tasks of completed runs, but for those that were never fetched, were inherited, or shared
+    the fetch of another."""
     for run in moment.after.runs.values():
         if run.status is RunStatus.COMPLETED and not moment.is_deleted(run):
             for task in moment.after.tasks_by_run.get(run.run_id, []):
-                if task.claim and task.source_run_id is None:
+                if task.claim and task.source_run_id is None and task.duplicate_of is None:
                     yield task
 
 
