@@ -67,6 +67,21 @@ class PostgresSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySettings:
+    """Settings of `conveyor gateway`."""
+
+    #: Pages that it renders at the same time; by default two for each CPU.
+    gateway_pages: int | None = None
+    #: Calls of one key that it performs at the same time, with a browser or without.
+    gateway_calls: int = limits.GATEWAY_CALLS
+    #: Megabytes of a browser, with all its pages, above which it is replaced. A browser with twice
+    #: as much is killed.
+    gateway_browser_mb: int = limits.GATEWAY_BROWSER_MB
+    #: The program that renders pages; by default the Chromium of the system or of Playwright.
+    chromium: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     engine: str = "embedded"  #: The storage engine.
     data_dir: Path = Path(".conveyor")  #: The data directory of the embedded engine.
@@ -141,6 +156,7 @@ class Settings:
     #: table.
     redis_url: str | None = field(default=None, repr=False)
     postgres: PostgresSettings = field(default_factory=PostgresSettings)
+    gateway: GatewaySettings = field(default_factory=GatewaySettings)
     #: The client for AWS calls: `lean` is our own; `boto` is aioboto3, for comparison, and as a
     #: fallback when a service sends a response that ours does not understand.
     aws_plane: str = "lean"
@@ -240,23 +256,29 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
         row_days=read("CONVEYOR_ROW_DAYS", str(limits.ROW_DAYS), _between(1, limits.ROW_DAYS_MAX)),
         log=read("CONVEYOR_LOG", "", _one_of("", "text", "json")) or None,
         log_level=read("CONVEYOR_LOG_LEVEL", "info", _one_of("debug", "info", "warning", "error")),
-        role=read("CONVEYOR_ROLE", "", _one_of("", "dev", "api", "worker", "init")) or None,
+        role=read("CONVEYOR_ROLE", "", _one_of("", "dev", "api", "worker", "gateway", "init"))
+        or None,
         build=read("CONVEYOR_BUILD", "unknown", str),
         table=read("CONVEYOR_TABLE", "", aws),
         bucket=read("CONVEYOR_BUCKET", "", aws),
         queue_prefix=read("CONVEYOR_QUEUE_PREFIX", "conveyor-", _queue_prefix),
         redis_url=read("CONVEYOR_REDIS_URL", "", _redis_url) or None,
         postgres=_postgres_settings(read, engine),
+        gateway=_gateway_settings(read),
         aws_plane=read("CONVEYOR_AWS_PLANE", "lean", _one_of("lean", "boto")),
-        quotas=Quotas(
-            {quota: read(name, str(DEFAULTS[quota]), _quota) for name, quota in QUOTAS.items()}
-        ),
+        quotas=_quotas(read),
         aws_timeout_s=read(
             "CONVEYOR_AWS_TIMEOUT_S",
             str(limits.AWS_TIMEOUT_S),
             _between(1, limits.AWS_TIMEOUT_S_MAX),
         ),
         pack_wait_ms=read("CONVEYOR_PACK_WAIT_MS", str(limits.PACK_WAIT_MS), _between(0, 5000)),
+    )
+
+
+def _quotas(read: _Reader) -> Quotas:
+    return Quotas(
+        {quota: read(name, str(DEFAULTS[quota]), _quota) for name, quota in QUOTAS.items()}
     )
 
 
@@ -282,9 +304,33 @@ def _postgres_settings(read: _Reader, engine: str) -> PostgresSettings:
     )
 
 
+def _gateway_settings(read: _Reader) -> GatewaySettings:
+    return GatewaySettings(
+        gateway_pages=read(
+            "CONVEYOR_GATEWAY_PAGES", "", _between_if_given(1, limits.GATEWAY_PAGES_MAX)
+        ),
+        gateway_calls=read(
+            "CONVEYOR_GATEWAY_CALLS",
+            str(limits.GATEWAY_CALLS),
+            _between(1, limits.GATEWAY_CALLS_MAX),
+        ),
+        gateway_browser_mb=read(
+            "CONVEYOR_GATEWAY_BROWSER_MB",
+            str(limits.GATEWAY_BROWSER_MB),
+            _between(limits.GATEWAY_BROWSER_MB_MIN, limits.GATEWAY_BROWSER_MB_MAX),
+        ),
+        chromium=read("CONVEYOR_CHROMIUM", "", str) or None,
+    )
+
+
 def wants_colour() -> bool:
     """Whether a terminal may be coloured (no-color.org)."""
     return not os.environ.get("NO_COLOR")
+
+
+def program_environ() -> Mapping[str, str]:
+    """Returns the environment, for finding and starting programs that are not Conveyor's."""
+    return os.environ
 
 
 def protect_imports() -> None:

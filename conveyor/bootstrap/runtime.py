@@ -128,17 +128,7 @@ class Runtime:
     is_sound: Callable[[], bool] = lambda: True
 
     def authenticator(self) -> Authenticator:
-        secret = _secret(self.settings)
-        if self.settings.api_keys:
-            return KeyList.of(self.settings.api_keys, secret=secret)
-        if self.settings.auth == "keys":
-            return WatchedKeys(self._key_file(), secret=secret, now_s=trio.current_time)
-        return Passthrough(secret)
-
-    def _key_file(self) -> KeyFile:
-        path = self.settings.api_keys_file
-        assert path is not None
-        return KeyFile(path)
+        return make_authenticator(self.settings, _secret(self.settings))
 
     def origins(self) -> Origins:
         """The rules by which the server finds out its public URL and the client's address
@@ -434,6 +424,16 @@ def build_runtime(
             limiter=FairLimiter(capacity=settings.concurrency),
             metrics=_process_metrics(settings, env),
         )
+
+
+def make_authenticator(settings: Settings, secret: bytes) -> Authenticator:
+    if settings.api_keys:
+        return KeyList.of(settings.api_keys, secret=secret)
+    if settings.auth == "keys":
+        assert settings.api_keys_file is not None
+        keys = KeyFile(settings.api_keys_file)
+        return WatchedKeys(keys, secret=secret, now_s=trio.current_time)
+    return Passthrough(secret)
 
 
 def _process_metrics(settings: Settings, env: Context) -> Metrics:

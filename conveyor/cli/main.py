@@ -20,6 +20,7 @@ _COMMANDS = {
     "dev": ("conveyor.cli.roles", "Run the service on this machine: API and worker in one."),
     "api": ("conveyor.cli.roles", "Run the API alone, on a shared engine."),
     "worker": ("conveyor.cli.roles", "Run a worker on a shared engine, or help a data's owner."),
+    "gateway": ("conveyor.cli.roles", "Run our own gateway: fetch and render pages for workers."),
     "init": ("conveyor.cli.roles", "Make the tables, bucket and queues of a shared engine."),
     "demo": ("conveyor.cli.demo", "Scrape a thousand pages of a bundled local site."),
     "jobs": ("conveyor.cli.jobs.commands", "Submit and manage jobs on a running server."),

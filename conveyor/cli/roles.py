@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from random import SystemRandom
 from typing import TypeVar
 
 import click
@@ -17,6 +18,7 @@ import trio
 from actors.demand_reporter import DemandReporter
 from actors.runtime import Child, Strategy, Supervisor
 from conveyor.api.server.server import GRACE_S, HttpServer
+from conveyor.bootstrap.gateway import open_fetch_service
 from conveyor.bootstrap.runtime import (
     SHARED_ENGINES,
     Runtime,
@@ -28,6 +30,7 @@ from conveyor.cli.entry import set_deadline
 from conveyor.cli.local_run import inspection_child, shared_among
 from conveyor.cli.shutdown import STOP_S_MAX, cancel_on_signal, end_if_failed, run_command
 from conveyor.config import Settings
+from conveyor.gateway.server import HEAD_LIMITS
 from conveyor.logs import set_up_logging
 from conveyor.metrics_server import Monitor
 
@@ -253,6 +256,52 @@ async def _cancel_at_end_of_input(scope: trio.CancelScope) -> None:
             pass
     set_deadline(STOP_S_MAX)
     scope.cancel(reason="the owner is gone")
+
+
+# `conveyor gateway`: our own gateway, with browsers
+# (docs/gateway.md).
+
+
+@click.command()
+@address_options
+@click.pass_obj
+def gateway(settings: Settings, host: str | None, port: int | None) -> None:
+    """Run our own gateway, which fetches and renders pages for workers and the SDK.
+
+    Workers use it with CONVEYOR_GATEWAY_URL=http://HOST:PORT/v1/.
+    """
+    settings = at_address(settings, host, port)
+    _set_up_logging(settings, settings.log)
+    refuse_taken_port(settings.host, settings.port)
+    run_command(_run_gateway, settings)
+
+
+async def _run_gateway(settings: Settings) -> None:
+    async with (
+        open_fetch_service(settings, SystemRandom()) as world,
+        trio.open_nursery() as nursery,
+    ):
+        server = HttpServer(
+            make_app=world.app,
+            host=settings.host,
+            port=settings.port,
+            on_listening=lambda url: click.echo(f"The gateway is listening on {url}/v1/", err=True),
+            head_limits=HEAD_LIMITS,
+        )
+        supervisor = Supervisor(
+            "gateway",
+            strategy=Strategy.ONE_FOR_ONE,
+            children=[
+                *world.children,
+                Child(
+                    "http_server", run=server.run, reports_ready=True, stop_grace_s=GRACE_S + 2.0
+                ),
+            ],
+        )
+        drain = partial(_drain_api, server, settings)
+        nursery.start_soon(cancel_on_signal, nursery.cancel_scope, STOP_S_MAX, drain)
+        nursery.start_soon(end_if_failed, supervisor)
+        await supervisor.run()
 
 
 # `conveyor init`: creates the resources of a shared engine that do not exist yet

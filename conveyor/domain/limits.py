@@ -139,3 +139,11 @@ TOMBSTONE_TTL_S = (
 )  #: Time from the second deletion pass to the last, and lifetime of a tombstone.
 EVENT_TTL_S = 7 * 24 * 3600.0  #: Lifetime of an event.
 EVENT_HEARTBEAT_S = 15.0  #: Longest silence of an event stream.
+
+# `conveyor gateway`.
+GATEWAY_CALLS = 64  #: Calls of one key at the same time at our own gateway.
+GATEWAY_CALLS_MAX = 4096  #: The most that the setting may allow.
+GATEWAY_PAGES_MAX = 256  #: The most pages that one gateway may render at the same time.
+GATEWAY_BROWSER_MB = 1500  #: Megabytes of a browser above which it is replaced.
+GATEWAY_BROWSER_MB_MIN = 256  #: The least that the setting may be.
+GATEWAY_BROWSER_MB_MAX = 65536  #: The most that the setting may be.

@@ -82,6 +82,10 @@ class BodyTooLarge(FetchFailed):
     """The decoded body exceeds its limit, or grows by a factor that only a bomb has."""
 
 
+class BadRedirect(FetchFailed):
+    """A redirect leads nowhere, in a circle, or may not be followed with this request."""
+
+
 class BadRequest(FetchFailed):
     """The request cannot be encoded: its method, a header or its body length is not allowed."""
 

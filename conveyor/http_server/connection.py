@@ -40,9 +40,11 @@ from conveyor.domain.errors import Refused
 from conveyor.http_server.exchange import (
     END,
     READ_BYTES,
+    USUAL_HEADS,
     Event,
     Exchange,
     Head,
+    HeadLimits,
     check_unfinished,
     make_scope,
     parse_head,
@@ -100,12 +102,14 @@ class Connection:
         app: Application,
         *,
         is_stopping: Callable[[], bool],
+        head_limits: HeadLimits = USUAL_HEADS,
         on_wait: Callable[[Connection], None] = lambda _: None,
         on_work: Callable[[Connection], None] = lambda _: None,
     ) -> None:
         self._stream = stream
         self._app = app
         self._is_stopping = is_stopping
+        self._head_limits = head_limits
         self._on_wait = on_wait
         self._on_work = on_work
         self._buffer = bytearray()
@@ -184,13 +188,13 @@ class Connection:
             # Check before each read, so that a malformed head is refused without a wait for its
             # end.
             while (end := self._buffer.find(END)) < 0:
-                check_unfinished(self._buffer)
+                check_unfinished(self._buffer, self._head_limits)
                 data = await self._stream.receive_some(READ_BYTES)
                 if not data:
                     return None
                 self._buffer += data
             self._on_work(self)
-            head = parse_head(bytes(self._buffer[:end]))
+            head = parse_head(bytes(self._buffer[:end]), self._head_limits)
             del self._buffer[: end + len(END)]
             return head
         # The scope was cancelled. Without a byte, the client has no request to be answered.
@@ -256,6 +260,7 @@ class Listener:
         connections_max: int,
         run_connection: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]],
         is_proxy: Callable[[str], bool] = lambda _: False,
+        head_limits: HeadLimits = USUAL_HEADS,
     ) -> None:
         assert connections_max > 0
         self._app = app
@@ -263,6 +268,7 @@ class Listener:
         self._address_max = max(1, connections_max // 2)
         self._run_connection = run_connection
         self._is_proxy = is_proxy
+        self._head_limits = head_limits
         self._open: set[Connection] = set()
         self._waiting: OrderedDict[Connection, None] = OrderedDict()
         self._by_address: Counter[str] = Counter()
@@ -310,6 +316,7 @@ class Listener:
                 stream,
                 self._app,
                 is_stopping=lambda: self._is_stopping,
+                head_limits=self._head_limits,
                 on_wait=self._note_waiting,
                 on_work=self._note_working,
             )

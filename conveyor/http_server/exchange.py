@@ -23,14 +23,24 @@ import trio
 
 from conveyor.domain.errors import Refused
 
-# The longest part of a head that Conveyor itself makes is a token of a few hundred bytes. 32 KiB
-# leave room for cookies and for tracing headers that proxies add. A larger value lets each
-# connection hold more memory before it is refused.
-HEAD_BYTES_MAX = 32 * 1024
 # Bounds the CPU time of one head.
 HEADERS_MAX = 100
-# Cursors have at most 512 characters, and tokens of links fewer.
-TARGET_BYTES_MAX = 8 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class HeadLimits:
+    """Sizes of a head. Larger values let each connection hold more memory before it is refused.
+
+    The longest part of a head that Conveyor itself makes is a token of a few hundred bytes, and a
+    cursor has at most 512 characters. 32 KiB leave room for cookies and for tracing headers that
+    proxies add.
+    """
+
+    head_bytes_max: int = 32 * 1024
+    target_bytes_max: int = 8 * 1024
+
+
+USUAL_HEADS = HeadLimits()
 
 END = b"\r\n\r\n"
 
@@ -78,22 +88,22 @@ class Head:
     wants_close: bool
 
 
-def check_unfinished(received: bytes | bytearray) -> None:
+def check_unfinished(received: bytes | bytearray, sizes: HeadLimits = USUAL_HEADS) -> None:
     """Refuses an incomplete head as soon as no further bytes can make it valid."""
     if received.count(b"\n") != received.count(b"\r\n"):
         raise MalformedRequest("Lines must end with CR LF.")
-    if len(received) > HEAD_BYTES_MAX:
+    if len(received) > sizes.head_bytes_max:
         if b"\r\n" not in received:
-            raise TargetTooLong(f"The target may have at most {TARGET_BYTES_MAX} bytes.")
-        raise _headers_too_large()
+            raise _target_too_long(sizes)
+        raise _headers_too_large(sizes)
 
 
-def parse_head(head: bytes) -> Head:
+def parse_head(head: bytes, sizes: HeadLimits = USUAL_HEADS) -> Head:
     """Parses a head without the empty line at its end. Raises a subclass of Refused."""
-    if len(head) > HEAD_BYTES_MAX:
-        raise _headers_too_large()
+    if len(head) > sizes.head_bytes_max:
+        raise _headers_too_large(sizes)
     request_line, *lines = head.split(b"\r\n")
-    method, target, minor_version = _parse_request_line(request_line)
+    method, target, minor_version = _parse_request_line(request_line, sizes)
     headers = _parse_headers(lines)
     by_name: dict[bytes, bytes] = {}
     for name, value in headers:
@@ -121,13 +131,13 @@ _UNIQUE = frozenset({b"host", b"content-length", b"transfer-encoding"})
 _EXPECTED = b"100-continue"
 
 
-def _parse_request_line(line: bytes) -> tuple[str, bytes, int]:
+def _parse_request_line(line: bytes, sizes: HeadLimits) -> tuple[str, bytes, int]:
     match = _REQUEST_LINE.fullmatch(line)
     if match is None:
         raise MalformedRequest("The request line is not one of HTTP/1.1.")
     method, target, minor_version = match.groups()
-    if len(target) > TARGET_BYTES_MAX:
-        raise TargetTooLong(f"The target may have at most {TARGET_BYTES_MAX} bytes.")
+    if len(target) > sizes.target_bytes_max:
+        raise _target_too_long(sizes)
     # Absolute and authority forms are for proxies. They name a second host besides the Host header.
     if not target.startswith(b"/") or b"#" in target:
         raise MalformedRequest("The target must be a path that begins with a slash.")
@@ -171,8 +181,12 @@ def _has_close(headers: tuple[tuple[bytes, bytes], ...]) -> bool:
     )
 
 
-def _headers_too_large() -> HeadersTooLarge:
-    return HeadersTooLarge(f"The head may have at most {HEAD_BYTES_MAX} bytes.")
+def _headers_too_large(sizes: HeadLimits) -> HeadersTooLarge:
+    return HeadersTooLarge(f"The head may have at most {sizes.head_bytes_max} bytes.")
+
+
+def _target_too_long(sizes: HeadLimits) -> TargetTooLong:
+    return TargetTooLong(f"The target may have at most {sizes.target_bytes_max} bytes.")
 
 
 # Chunk extensions are ignored. A short one is skipped. Many of them are an attack, because they

@@ -170,8 +170,9 @@ def _number(value: float) -> str:
 
 def settings() -> str:
     """Each variable with its default and its values, from the calls that read the environment."""
-    words = doc_comments.of_class(config.Settings, without={"quotas", "postgres"})
+    words = doc_comments.of_class(config.Settings, without={"quotas", "postgres", "gateway"})
     words |= doc_comments.of_class(config.PostgresSettings)
+    words |= doc_comments.of_class(config.GatewaySettings)
     read = _variables_read()
     found = [
         (code(variable), default, allowed, words[field])
@@ -195,7 +196,7 @@ def _variables_read() -> dict[str, tuple[str, str, str]]:
         statement
         for node in source.tree.body
         if isinstance(node, ast.FunctionDef)
-        and node.name in {"settings_from", "_postgres_settings"}
+        and node.name in {"settings_from", "_postgres_settings", "_gateway_settings"}
         for statement in node.body
     ]
     for node in body:
@@ -208,7 +209,7 @@ def _variables_read() -> dict[str, tuple[str, str, str]]:
                     value = keyword.value
                     if isinstance(value, ast.Name):
                         value = local[value.id]
-                    if keyword.arg not in {"quotas", "postgres"}:
+                    if keyword.arg not in {"quotas", "postgres", "gateway"}:
                         found[keyword.arg] = _variable(value)
     return found
 

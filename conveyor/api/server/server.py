@@ -13,17 +13,16 @@ from __future__ import annotations
 import logging
 import re
 import resource
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Protocol, cast
 
 import trio
-from quart_trio import QuartTrio
 
 from conveyor.api.server import problem
 from conveyor.domain.errors import InvalidArgument, Refused
 from conveyor.http_server.connection import REFUSAL, Application, Listener, Receive, Send
-from conveyor.http_server.exchange import Event
+from conveyor.http_server.exchange import USUAL_HEADS, Event, HeadLimits
 from conveyor.telemetry import Metrics
 from conveyor.usecases.context import Context
 
@@ -40,16 +39,25 @@ RECEIVE_BUFFER_BYTES = 256 * 1024
 CONNECTIONS_MAX = 10_000
 
 
+class StartableApplication(Protocol):
+    """An ASGI application, such as one of Quart, that prepares itself before the first request."""
+
+    async def startup(self) -> None: ...
+
+
 @dataclass(slots=True, kw_only=True)
 class HttpServer:
     """Serves until it is cancelled. Requests in progress then have GRACE_S to finish."""
 
-    make_app: Callable[[Callable[[], bool]], QuartTrio]
+    make_app: Callable[[Callable[[], bool]], StartableApplication]
     host: str
     port: int
     on_listening: Callable[[str], None]
     is_proxy: Callable[[str], bool] = lambda _: False
     connections_max: int | None = None
+    head_limits: HeadLimits = USUAL_HEADS
+    #: Sockets that listen already, instead of `host` and `port`.
+    listeners: Sequence[trio.SocketListener] = ()
     is_ready: bool = False
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -73,7 +81,9 @@ class HttpServer:
         app = self.make_app(lambda: self.is_ready)
         with trio.CancelScope(shield=True):
             await app.startup()
-            listeners = await trio.open_tcp_listeners(self.port, host=self.host, backlog=BACKLOG)
+            listeners = self.listeners or await trio.open_tcp_listeners(
+                self.port, host=self.host, backlog=BACKLOG
+            )
             for tcp_listener in listeners:  # Accepted sockets inherit the option.
                 size = (trio.socket.SOL_SOCKET, trio.socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
                 tcp_listener.socket.setsockopt(*size)
@@ -82,6 +92,7 @@ class HttpServer:
                 connections_max=self.connections_max or count_connections_max(),
                 run_connection=_run_logged,
                 is_proxy=self.is_proxy,
+                head_limits=self.head_limits,
             )
             task_status.started(listeners[0].socket.getsockname()[1])
             await listener.serve(listeners, stop, grace_s=GRACE_S)

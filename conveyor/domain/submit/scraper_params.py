@@ -82,6 +82,21 @@ DIRECT_PARAMS: Mapping[str, str] = {
     "custom_headers": "honoured",
     "original_status": "always so: the status of the site is the only one",
 }
+# What `conveyor gateway` does with the parameters that it honours. Of a parameter with `=`, it
+# honours only that value.
+OWN_PARAMS: Mapping[str, str] = {
+    "allowed_status_codes": "honoured",
+    "block_resources": "honoured",
+    "custom_headers": "honoured, and sent only to the origin of the URL",
+    "js_instructions": "honoured",
+    "js_render": "honoured: a browser renders the page",
+    "json_response": "honoured",
+    "original_status": "honoured",
+    "response_type=pdf": "`pdf` honoured",
+    "session_id": "honoured: without proxies, all pages have one address",
+    "wait": "honoured, up to 30 s",
+    "wait_for": "honoured, up to 60 s",
+}
 # A parameter with one of these values asks for nothing.
 _OFF = frozenset({"", "false", "0"})
 NOT_WITH_POST = frozenset({"js_render", "js_instructions", "json_response"})
@@ -102,6 +117,7 @@ _HOP_BY_HOP = frozenset(
     }
 )
 
+_ALLOWED_STATUS = re.compile(r"[0-9]{3}\Z")
 _STATUS = re.compile(r" *[1-9][0-9]{2} *\Z")
 # Python refuses to write a number of thousands of digits as text, and no parameter needs one.
 _INT_BITS_MAX = 64
@@ -155,7 +171,9 @@ class GatewaySupport:
         if not params:
             return []
         return sorted(
-            key for key in params.keys() - self.honoured if params[key].lower() not in _OFF
+            key
+            for key in params.keys() - self.honoured
+            if params[key].lower() not in _OFF and f"{key}={params[key]}" not in self.honoured
         )
 
     def check(self, params: Mapping[str, str]) -> None:
@@ -167,6 +185,7 @@ class GatewaySupport:
 
 
 DIRECT_SUPPORT = GatewaySupport(frozenset(DIRECT_PARAMS))
+OWN_SUPPORT = GatewaySupport(frozenset(OWN_PARAMS))
 # A remote gateway refuses by itself what its plan does not include.
 REMOTE_SUPPORT = GatewaySupport(frozenset(PARAMS))
 
@@ -181,6 +200,16 @@ def derive_format(values: Mapping[str, str]) -> Format:
     if values.get("css_extractor") or values.get("extract"):
         return Format.JSON
     return Format.HTML
+
+
+def allowed_statuses(params: Mapping[str, str]) -> frozenset[int]:
+    """Returns the statuses that count as a page, from a list such as `404,500`."""
+    text = params.get("allowed_status_codes")
+    if not text:
+        return frozenset()
+    words = (word.strip() for word in text.split(","))
+    # Earlier releases stored the text unchecked, so invalid words are ignored.
+    return frozenset(int(word) for word in words if _ALLOWED_STATUS.match(word))
 
 
 def content_type_of(body_format: Format) -> str:

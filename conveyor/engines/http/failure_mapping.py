@@ -13,6 +13,7 @@ from conveyor.domain.model import FailureReason, Problem, RunFailure
 from conveyor.domain.run.wait_reason import WaitReason
 from conveyor.http_client.errors import (
     BadEncoding,
+    BadRedirect,
     BadRequest,
     BodyTooLarge,
     ConnectFailed,
@@ -99,6 +100,8 @@ def outcome_of(error: FetchFailed) -> NotScraped | Deferred:
             return not_scraped(FailureReason.BAD_TARGET, 413, "body_too_large", error.detail)
         case BadEncoding():
             return not_scraped(FailureReason.BAD_TARGET, 502, "undecodable_body", error.detail)
+        case BadRedirect():
+            return not_scraped(FailureReason.BAD_TARGET, 502, "bad_redirect", error.detail)
         case BadRequest():
             return not_scraped(FailureReason.OTHER, 400, "invalid_request", error.detail)
         case NameNotResolved():

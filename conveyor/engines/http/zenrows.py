@@ -18,13 +18,9 @@ import msgspec
 from conveyor.domain.budget import Price, micros_from, price_of
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.model import FailureReason, RunFailure
+from conveyor.domain.submit.scraper_params import allowed_statuses
 from conveyor.domain.submit.target import Target, parse_url
-from conveyor.engines.http.direct import (
-    RETRY_AFTER_S_MAX,
-    USER_AGENT,
-    allowed_statuses,
-    forwardable,
-)
+from conveyor.engines.http.direct import RETRY_AFTER_S_MAX, USER_AGENT
 from conveyor.engines.http.failure_mapping import (
     content_type_of,
     defer,
@@ -48,6 +44,7 @@ from conveyor.http_client.errors import (
 )
 from conveyor.http_client.exchange import Request, Response
 from conveyor.http_client.pool import HttpPool
+from conveyor.http_client.redirects import forwardable
 from conveyor.http_client.response_body import ACCEPT_ENCODING
 from conveyor.ports.gateway import (
     Contact,

@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl
 
 import trio
 
-from conveyor.engines.http.direct import allowed_statuses
+from conveyor.domain.submit.scraper_params import allowed_statuses
 from conveyor.http_client.errors import ConnectFailed, FetchFailed
 from conveyor.http_client.exchange import Request, Response
 from conveyor.simulation.client_history import GatewayRefusal, History

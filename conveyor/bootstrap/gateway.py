@@ -1,0 +1,86 @@
+"""The wiring of `conveyor gateway`: the fetch service with its browsers (docs/gateway.md)."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from actors.runtime import Child
+from conveyor.api.server.auth import Authenticator
+from conveyor.bootstrap.body_memory import body_limits
+from conveyor.bootstrap.runtime import make_authenticator, require_assertions, tune_memory
+from conveyor.config import Settings, program_environ
+from conveyor.domain import ids
+from conveyor.domain.submit.target import TargetPolicy
+from conveyor.engines.executor import COMPUTE_THREADS_MAX, ThreadExecutor
+from conveyor.engines.system import SystemClock
+from conveyor.gateway.browser.chromium import Launcher, find_chromium
+from conveyor.gateway.browser.pool import BrowserPool, default_pages_max
+from conveyor.gateway.guarding_proxy import GuardingProxy
+from conveyor.gateway.server import FetchApp
+from conveyor.gateway.service import Service
+from conveyor.http_client.pool import HttpPool
+
+HOW_TO_INSTALL = (
+    "install Chromium (apt install chromium, or pip install 'conveyor[browser]' and "
+    "playwright install chromium), or name it in CONVEYOR_CHROMIUM"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchService:
+    """The parts of the gateway. `children` run beside its server."""
+
+    service: Service
+    authenticator: Authenticator
+    new_id: Callable[[], str]
+    children: Sequence[Child]
+
+    def app(self, ready: Callable[[], bool]) -> FetchApp:
+        return FetchApp(self.service, self.authenticator, new_id=self.new_id, is_ready=ready)
+
+
+@asynccontextmanager
+async def open_fetch_service(
+    settings: Settings, randomness: random.Random
+) -> AsyncGenerator[FetchService, None]:
+    """Without Chromium the gateway fetches plainly, and refuses what needs a browser."""
+    require_assertions()
+    tune_memory()
+    policy = TargetPolicy(allow_private=settings.allow_private_targets)
+    executor = ThreadExecutor(COMPUTE_THREADS_MAX)
+    pool = HttpPool(policy, body_limits(settings), executor=executor)
+    environ = program_environ()
+    path = find_chromium(settings.gateway.chromium, environ)
+    browsers = None
+    if path is not None:
+        browsers = BrowserPool(
+            Launcher(path=path, environ=environ, executor=executor),
+            GuardingProxy(policy),
+            pages_max=settings.gateway.gateway_pages or default_pages_max(os.cpu_count()),
+            memory_mb_max=settings.gateway.gateway_browser_mb,
+        )
+    clock = SystemClock()
+    # Callers are named only within this process, so the secret need not outlive it.
+    authenticator = make_authenticator(settings, randomness.randbytes(32))
+    try:
+        yield FetchService(
+            service=Service(
+                pool,
+                browsers,
+                calls_max=settings.gateway.gateway_calls,
+                why_no_browser=HOW_TO_INSTALL,
+            ),
+            authenticator=authenticator,
+            new_id=lambda: ids.mint_ulid(clock.now(), randomness),
+            children=[
+                Child("browsers", run=browsers.run, reports_ready=True),
+            ]
+            if browsers is not None
+            else [],
+        )
+    finally:
+        pool.close()

@@ -1,0 +1,1 @@
+"""Chromium: a pool of confined browsers, and one page in a context of its own."""

@@ -1,0 +1,440 @@
+"""Renders one page in a context of its own (docs/gateway.md, Browsers).
+
+A context is a fresh profile in memory: two pages share no cookie, cache, storage or connection. It
+is disposed of when the page ends, whatever happened, and with it the processes of the page.
+
+Our functions run in an isolated world, where the page can change neither what they call nor what
+they return. Only `evaluate` instructions run in the world of the page.
+
+The page counts as loaded when its `load` event has occurred and it has had no request under way
+for QUIET_S, so that data that it fetches is there. A page that never stops is taken after SETTLE_S.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import msgspec
+import trio
+
+from conveyor.domain import limits
+from conveyor.domain.submit.target import Target
+from conveyor.gateway.browser.chromium import Chromium
+from conveyor.gateway.browser.devtools import BrowserGone
+from conveyor.gateway.browser.requests import RequestFilter, RequestLog
+from conveyor.gateway.call import PIXELS_MAX, Call, Rendering, Screenshot
+from conveyor.gateway.errors import CallFailed, CallRefused, Fault, failure_from
+from conveyor.gateway.guarding_proxy import ProxyPort
+from conveyor.gateway.instructions import EVENTS, WAIT_FOR_ELEMENT, perform
+from conveyor.gateway.page import Page, RenderReport
+
+# Longer than the pause between the data and the next request that a page makes with it.
+QUIET_S = 0.1
+# After `load`. Pages that poll would never be quiet.
+SETTLE_S = 8.0
+WAIT_FOR_S = 60.0
+# A context that is not disposed of in this time belongs to a browser that hangs.
+DISPOSE_S = 5.0
+# XHR bodies that `json_response` may contain together.
+XHR_BYTES_MAX = 8 * 1024 * 1024
+
+# Removed before any script of the page runs: what could reach the network without the proxy, and
+# what could outlive the page. The proxy and the context hold without this too.
+_CONFINEMENT = """(() => {
+    for (const name of ['RTCPeerConnection', 'webkitRTCPeerConnection', 'RTCDataChannel',
+                        'WebTransport', 'TCPSocket', 'UDPSocket'])
+        delete globalThis[name];
+    delete Navigator.prototype.serviceWorker;
+})()"""
+_READ_HTML = """bytesMax => {
+    const type = document.doctype;
+    const id = type && type.publicId ? ` PUBLIC "${type.publicId}"` : '';
+    const system = type && type.systemId ? `${id ? '' : ' SYSTEM'} "${type.systemId}"` : '';
+    const html = (type ? `<!DOCTYPE ${type.name}${id}${system}>` : '')
+        + (document.documentElement?.outerHTML ?? '');
+    return html.length > bytesMax ? null : html;
+}"""
+_READ_BOX = """selector => {
+    const box = document.querySelector(selector)?.getBoundingClientRect();
+    return box ? [box.x + scrollX, box.y + scrollY, box.width, box.height] : null;
+}"""
+_WORLD = "conveyor"
+
+
+class PageCrashed(Exception):
+    """The process of the page ended. The browser and its other pages live."""
+
+
+class NotRenderable(Exception):
+    """The URL is a download, or a file that no browser shows as a page."""
+
+
+async def render(browser: Chromium, call: Call, port: ProxyPort) -> Page:
+    """Loads the page and does what the call asks for. Raises CallFailed, BrowserGone,
+    PageCrashed and NotRenderable."""
+    assert call.rendering is not None
+    async with _open_page(browser, call, port) as page:
+        await page.load()
+        return await page.read(call.rendering)
+
+
+@asynccontextmanager
+async def _open_page(
+    browser: Chromium, call: Call, port: ProxyPort
+) -> AsyncGenerator[_BrowserPage, None]:
+    devtools = browser.devtools
+    context = await devtools.call(
+        "Target.createBrowserContext",
+        {
+            "disposeOnDetach": True,
+            "proxyServer": port.url,
+            "proxyBypassList": "<-loopback>",
+        },
+    )
+    context_id = context["browserContextId"]
+    page = None
+    try:
+        of_context = {"browserContextId": context_id}
+        created = await devtools.call("Target.createTarget", {"url": "about:blank", **of_context})
+        attached = await devtools.call(
+            "Target.attachToTarget", {"targetId": created["targetId"], "flatten": True}
+        )
+        page = _BrowserPage(browser, attached["sessionId"], created["targetId"], call, port)
+        await page.prepare()
+        yield page
+    except (BrowserGone, CallRefused) as error:
+        if devtools.is_gone:
+            raise BrowserGone from error
+        if page is not None and page.is_crashed:
+            raise PageCrashed from error
+        raise CallFailed(Fault.NO_CONTENT, "the page could not be rendered") from error
+    finally:
+        if page is not None:
+            page.close()
+        await _dispose(browser, context_id)
+
+
+async def _dispose(browser: Chromium, context_id: str) -> None:
+    with trio.CancelScope(shield=True):
+        try:
+            await browser.devtools.call(
+                "Target.disposeBrowserContext",
+                {"browserContextId": context_id},
+                timeout_s=DISPOSE_S,
+            )
+        except (BrowserGone, CallRefused):
+            pass
+        except trio.TooSlowError:
+            browser.kill()
+
+
+class _BrowserPage:
+    """One page. The state changes in `_on_event`; `_changed` wakes those who wait for it."""
+
+    def __init__(
+        self, browser: Chromium, session_id: str, frame_id: str, call: Call, port: ProxyPort
+    ) -> None:
+        self._devtools = browser.devtools
+        self._session_id = session_id
+        self._frame_id = frame_id
+        self._call_params = call
+        self._port = port
+        self._worlds: dict[str, int] = {}
+        self._occurred: set[str] = set()
+        self._changed = trio.Event()
+        self._requests = RequestLog(frame_id, on_change=self._wake)
+        self._filter = RequestFilter(call)
+        self.is_crashed = False
+
+    @property
+    def _rendering(self) -> Rendering:
+        rendering = self._call_params.rendering
+        assert rendering is not None
+        return rendering
+
+    async def prepare(self) -> None:
+        """Configures the page. The commands are sent together: the browser performs them in
+        order."""
+        self._devtools.listen(self._session_id, self._on_event)
+        rendering = self._rendering
+        body_bytes = XHR_BYTES_MAX if rendering.is_json else 0
+        buffers = {"maxTotalBufferSize": body_bytes, "maxResourceBufferSize": body_bytes}
+        size = {"width": rendering.width, "height": rendering.height}
+        commands: list[tuple[str, dict[str, Any]]] = [
+            ("Page.enable", {}),
+            ("Page.setLifecycleEventsEnabled", {"enabled": True}),
+            ("Network.enable", buffers),
+            ("Page.addScriptToEvaluateOnNewDocument", {"source": _CONFINEMENT}),
+            ("Page.setInterceptFileChooserDialog", {"enabled": True}),
+            (
+                "Emulation.setDeviceMetricsOverride",
+                {**size, "deviceScaleFactor": 1, "mobile": False},
+            ),
+            *self._filter.commands,
+        ]
+        async with trio.open_nursery() as nursery:
+            for method, params in commands:
+                nursery.start_soon(partial(self._command, method, params))
+        denied = {"behavior": "deny"}
+        await self._command("Page.setDownloadBehavior", denied)
+
+    def close(self) -> None:
+        self._devtools.forget(self._session_id)
+
+    async def load(self) -> None:
+        """Navigates, and waits until the page is loaded."""
+        target = self._call_params.target
+        answer = await self._command("Page.navigate", {"url": target.url})
+        if failure := answer.get("errorText"):
+            raise self._navigation_failure(failure, target)
+        await self._wait(lambda: "load" in self._occurred)
+        rendering = self._rendering
+        if rendering.wait_for is None:
+            await self._settle()
+        else:
+            await self._wait_for(rendering.wait_for)
+
+    async def read(self, rendering: Rendering) -> Page:
+        """Performs the instructions, waits, and returns the page in the form that is asked for."""
+        instructions = None
+        if rendering.instructions:
+            instructions = await perform(self, rendering.instructions)
+            await self._settle()
+        if rendering.wait_s:
+            await trio.sleep(rendering.wait_s)
+        response = self._requests.main_response
+        if response is None:
+            raise CallFailed(Fault.NO_CONTENT, "the site sent no page")
+        screenshot = None
+        if rendering.screenshot is not None:
+            screenshot = await self._take_screenshot(rendering.screenshot)
+        body, content_type = await self._read_body(rendering, screenshot)
+        headers = tuple(pair for pair in response.headers if pair[0] not in _OF_THE_TRANSFER)
+        xhr = await self._read_xhr() if rendering.is_json else []
+        return Page(
+            url=response.url,
+            status=response.status,
+            headers=(("content-type", content_type), *headers),
+            body=body,
+            report=RenderReport(xhr=xhr, instructions=instructions, screenshot=screenshot),
+        )
+
+    async def _read_body(
+        self, rendering: Rendering, screenshot: dict[str, Any] | None
+    ) -> tuple[bytes, str]:
+        if rendering.is_pdf:
+            printed = await self._command("Page.printToPDF", {"printBackground": True})
+            return base64.b64decode(printed["data"]), "application/pdf"
+        if screenshot is not None and not rendering.is_json:
+            return base64.b64decode(screenshot["data"]), screenshot["type"]
+        html = await self.evaluate(_READ_HTML, limits.BODY_BYTES_MAX)
+        if html is None:
+            raise CallFailed(Fault.TOO_LARGE, f"it has more than {limits.BODY_BYTES_MAX} bytes")
+        return html.encode(errors="replace"), "text/html; charset=utf-8"
+
+    async def _take_screenshot(self, options: Screenshot) -> dict[str, Any]:
+        metrics = await self._command("Page.getLayoutMetrics")
+        view, content = metrics["cssVisualViewport"], metrics["cssContentSize"]
+        x, y, width, height = 0.0, 0.0, view["clientWidth"], view["clientHeight"]
+        if options.is_full_page:
+            width, height = content["width"], content["height"]
+        if options.selector is not None:
+            box = await self.evaluate(_READ_BOX, options.selector)
+            if box is None:
+                raise CallFailed(Fault.NO_CONTENT, "no element matches screenshot_selector")
+            x, y, width, height = box
+        width, height = min(max(width, 1), PIXELS_MAX), min(max(height, 1), PIXELS_MAX)
+        params: dict[str, Any] = {
+            "format": options.format,
+            "captureBeyondViewport": True,
+            "clip": {"x": x, "y": y, "width": width, "height": height, "scale": 1},
+        }
+        if options.quality is not None:
+            params["quality"] = options.quality
+        capture = await self._command("Page.captureScreenshot", params)
+        size = {"width": round(width), "height": round(height)}
+        return {"data": capture["data"], "type": f"image/{options.format}", **size}
+
+    async def _read_xhr(self) -> list[dict[str, Any]]:
+        lines = []
+        bytes_left = XHR_BYTES_MAX
+        for request in self._requests.xhr():
+            body = ""
+            try:
+                response = await self._command("Network.getResponseBody", {"requestId": request.id})
+            except CallRefused:
+                pass  # It was too large, or the page has navigated away since.
+            else:
+                body = response["body"]
+            bytes_left -= len(body)
+            if bytes_left < 0:
+                break
+            lines.append(request.to_json(body))
+        return lines
+
+    # What the instructions need of a page.
+
+    async def evaluate(self, function: str, *arguments: object, frame: str | None = None) -> Any:
+        result = await self._in_context(
+            await self._frame_of(frame),
+            lambda world: {
+                "functionDeclaration": function,
+                "executionContextId": world,
+                "arguments": [{"value": argument} for argument in arguments],
+            },
+        )
+        return result.get("value")
+
+    async def run_script(self, script: str, *, frame: str | None = None) -> None:
+        # `Runtime.evaluate` without a context runs in the page's own world of the main frame. In
+        # another frame, a script element gives the same.
+        if frame is None:
+            params = {"expression": script, "awaitPromise": True, "userGesture": True}
+            answer = await self._command("Runtime.evaluate", params)
+            _refuse_exception(answer)
+            return
+        inject = """script => {
+            const element = document.createElement('script');
+            element.textContent = script;
+            document.documentElement.append(element);
+            element.remove();
+        }"""
+        await self.evaluate(inject, script, frame=frame)
+
+    async def wait_for_event(self, name: str) -> None:
+        assert name in EVENTS
+        if name.startswith("network"):
+            await self._wait_until_quiet(0.5)
+        else:
+            await self._wait(lambda: name in self._occurred)
+
+    async def _frame_of(self, selector: str | None) -> str:
+        if selector is None:
+            return self._frame_id
+        document = await self._command("DOM.getDocument", {"depth": 0})
+        query = {"nodeId": document["root"]["nodeId"], "selector": selector}
+        match = await self._command("DOM.querySelector", query)
+        node = await self._command("DOM.describeNode", {"nodeId": match["nodeId"]})
+        frame_id: str | None = node["node"].get("frameId")
+        if frame_id is None:
+            raise CallRefused("frame", "the selector does not match a frame")
+        return frame_id
+
+    async def _in_context(
+        self, frame_id: str, params: Callable[[int], dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Calls a function in our world of a frame. A navigation destroys the world, and then the
+        call is created again in the next one."""
+        while True:
+            world = self._worlds.get(frame_id) or await self._make_world(frame_id)
+            call = {**params(world), "awaitPromise": True, "returnByValue": True}
+            try:
+                answer = await self._command("Runtime.callFunctionOn", call)
+            except CallRefused:
+                if self._worlds.get(frame_id) == world:
+                    raise
+                continue
+            _refuse_exception(answer)
+            result: dict[str, Any] = answer["result"]
+            return result
+
+    async def _make_world(self, frame_id: str) -> int:
+        created = await self._command(
+            "Page.createIsolatedWorld", {"frameId": frame_id, "worldName": _WORLD}
+        )
+        world: int = created["executionContextId"]
+        self._worlds[frame_id] = world
+        return world
+
+    async def _command(self, method: str, params: dict[str, Any] | None = None) -> dict[str, Any]:
+        return await self._devtools.call(method, params, session_id=self._session_id)
+
+    # Waiting.
+
+    async def _wait(self, is_reached: Callable[[], bool]) -> None:
+        while not is_reached():
+            if self.is_crashed:
+                raise PageCrashed
+            if self._devtools.is_gone:
+                raise BrowserGone
+            await self._changed.wait()
+
+    async def _settle(self) -> None:
+        with trio.move_on_after(SETTLE_S):
+            await self._wait_until_quiet(QUIET_S)
+
+    async def _wait_until_quiet(self, seconds: float) -> None:
+        while True:
+            await self._wait(lambda: self._requests.pending_count == 0)
+            with trio.move_on_after(seconds):
+                await self._wait(lambda: self._requests.pending_count > 0)
+                continue
+            return
+
+    async def _wait_for(self, selector: str) -> None:
+        failure = await self.evaluate(WAIT_FOR_ELEMENT, selector, int(WAIT_FOR_S * 1000))
+        if failure is not None:
+            invalid = "invalid" in failure
+            fault = Fault.BAD_PARAMETER if invalid else Fault.NO_CONTENT
+            raise CallFailed(fault, f"wait_for: {failure}")
+
+    def _navigation_failure(self, text: str, target: Target) -> Exception:
+        if "ERR_ABORTED" in text:
+            return NotRenderable()
+        for (host, port), error in self._port.failures.items():
+            if (host, port) == (target.host, target.port) or len(self._port.failures) == 1:
+                return failure_from(error)
+        if "CERT" in text or "SSL" in text:
+            return CallFailed(Fault.NO_CONTENT, "the TLS connection failed")
+        return CallFailed(Fault.NO_CONTENT, "the page could not be loaded")
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    # Events.
+
+    def _on_event(self, method: str, raw: msgspec.Raw) -> None:
+        if method.startswith("Network."):
+            self._requests.take(method, raw)
+        elif method == "Fetch.requestPaused":
+            decision, params = self._filter.decide(raw)
+            self._post(decision, params)
+        elif method == "Page.frameNavigated":
+            self._worlds.clear()
+        elif method == "Page.loadEventFired":
+            self._occurred.add("load")
+            self._wake()
+        elif method == "Page.domContentEventFired":
+            self._occurred.add("domcontentloaded")
+            self._wake()
+        elif method == "Page.javascriptDialogOpening":
+            # A dialog would stop the page for ever.
+            self._post("Page.handleJavaScriptDialog", {"accept": True})
+        elif method in {"Inspector.targetCrashed", "Inspector.detached"}:
+            self.is_crashed = True
+            self._devtools.forget(self._session_id)
+            self._wake()
+
+    def _post(self, method: str, params: dict[str, Any]) -> None:
+        if not self._devtools.post(method, params, session_id=self._session_id):
+            # A page that asks faster than the browser answers is treated as crashed.
+            self.is_crashed = True
+            self._devtools.forget(self._session_id)
+            self._wake()
+
+
+# The transfer of the page to the browser has them, and not the body that is returned.
+_OF_THE_TRANSFER = frozenset(
+    {"content-type", "content-length", "content-encoding", "transfer-encoding"}
+)
+
+
+def _refuse_exception(answer: dict[str, Any]) -> None:
+    if (details := answer.get("exceptionDetails")) is not None:
+        description = details.get("exception", {}).get("description") or details.get("text", "")
+        raise CallRefused("script", str(description).split("\n")[0][:200])

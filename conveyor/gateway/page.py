@@ -1,0 +1,39 @@
+"""Page: what came back for one URL, from a plain fetch or from a browser
+(docs/gateway.md, Answers)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """A response of a site, with any status.
+
+    `url` is where redirects led. `headers` have names in lower case. `report` is what a browser
+    observed; it is None for a plain fetch.
+    """
+
+    url: str
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+    report: RenderReport | None = None
+
+    def header(self, name: str) -> str | None:
+        return next((value for key, value in self.headers if key == name), None)
+
+    @property
+    def content_type(self) -> str:
+        text = self.header("content-type") or ""
+        is_plausible = text.isascii() and text.isprintable() and 0 < len(text) <= 256
+        return text if is_plausible else "application/octet-stream"
+
+
+class RenderReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What `json_response` contains besides the HTML."""
+
+    xhr: list[dict[str, Any]]
+    instructions: dict[str, Any] | None = None
+    screenshot: dict[str, Any] | None = None
