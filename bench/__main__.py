@@ -19,6 +19,7 @@ QUESTIONS = {
     "body_memory": "How much memory do 200 bodies of 25 MiB at once need?",
     "export": "How long does an export take, and how much memory, beside a bare zipfile?",
     "httpclient": "What does one request cost our pool, aiohttp and httpx?",
+    "clients": "What do 10,000 downloads cost the asyncio and sync client, beside the Trio client?",
     "cost": "What does a million tasks cost on AWS, alone and on a fleet: the whole bill?",
     "cost_steps": "What does a task cost on AWS by step, beside the reference design?",
     "scale": "Where is the next limit of a fleet on AWS, and what lifts it?",

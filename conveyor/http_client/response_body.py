@@ -17,8 +17,12 @@ from collections.abc import Callable, Iterator
 from io import BytesIO
 from math import inf
 
-import brotli
-import zstandard
+try:
+    import brotli
+    import zstandard
+except ModuleNotFoundError:
+    # The distribution of the clients alone comes without them: it asks for no encoding.
+    brotli = zstandard = None  # type: ignore[assignment]
 
 from conveyor.http_client.errors import BadEncoding, BodyTooLarge
 
@@ -229,9 +233,11 @@ _CODECS: dict[bytes, Callable[[], _Codec]] = {
     b"gzip": Gzip,
     b"x-gzip": Gzip,
     b"deflate": Deflate,
-    b"br": Brotli,
-    b"zstd": Zstd,
 }
+_CODEC_ERRORS: tuple[type[Exception], ...] = (zlib.error,)
+if brotli is not None:
+    _CODECS |= {b"br": Brotli, b"zstd": Zstd}
+    _CODEC_ERRORS += (brotli.error, zstandard.ZstdError)
 
 
 class Decoder:
@@ -286,7 +292,7 @@ class Decoder:
         begun_s = self._cpu_clock()
         try:
             return next(pieces, None)
-        except (zlib.error, brotli.error, zstandard.ZstdError) as error:
+        except _CODEC_ERRORS as error:
             raise BadEncoding("the body is not what its Content-Encoding says") from error
         finally:
             self.cpu_s += self._cpu_clock() - begun_s

@@ -62,6 +62,7 @@ from conveyor.sdk.asyncio_client import AsyncioClient
 from conveyor.sdk.client import Client
 from conveyor.sdk.downloads import Downloaded
 from conveyor.sdk.errors import ApiError, BadId, InvalidTask, RetryPolicy, SdkError, Unreachable
+from conveyor.sdk.notebook import ProgressBar
 from conveyor.sdk.trio_client import TrioClient
 
 __all__ = [
@@ -94,6 +95,7 @@ __all__ = [
     "JobSchedule",
     "ListResultsResponse",
     "Monthly",
+    "ProgressBar",
     "RateInput",
     "RerunDryRunResponse",
     "RerunJobResponse",

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Protocol, TypeVar
 from urllib.parse import urlencode
-from urllib.request import getproxies
+from urllib.request import getproxies, proxy_bypass
 
 import httpx
 import msgspec
@@ -121,10 +121,16 @@ async def retrying(retry: RetryPolicy, once: Callable[[], Awaitable[T]]) -> T:
     raise AssertionError("a policy gives up in the end")
 
 
+class Pool(Protocol):
+    """What Bodies needs of a pool."""
+
+    async def fetch(self, request: Request) -> Response: ...
+
+
 class Bodies:
     """Downloads bodies of one server for one caller. The owner of the pool closes it."""
 
-    def __init__(self, pool: HttpPool, base_url: str, api_key: str, retry: RetryPolicy) -> None:
+    def __init__(self, pool: Pool, base_url: str, api_key: str, retry: RetryPolicy) -> None:
         self._pool = pool
         self._base_url = base_url
         self._api_key = api_key
@@ -248,8 +254,11 @@ def _tls() -> ssl.SSLContext:
 
 def is_direct(base_url: str, *, trust_env: bool) -> bool:
     """Whether the pool can reach a server: it uses no proxy, and reads URLs strictly."""
+    target = parse_url(base_url)
+    if isinstance(target, BadUrl):
+        return False
     is_proxied = trust_env and not {"http", "https", "all"}.isdisjoint(getproxies())
-    return not is_proxied and isinstance(parse_url(base_url), Target)
+    return not is_proxied or bool(proxy_bypass(target.host))
 
 
 _PIECE_BYTES = 65_536

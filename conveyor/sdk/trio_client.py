@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from conveyor.domain.lifecycle import EXPORT_UNDONE
 from conveyor.schemas.requests import (
@@ -30,6 +30,7 @@ from conveyor.schemas.responses import (
     ListResultsResponse,
     RerunDryRunResponse,
     RerunJobResponse,
+    ResultStatus,
     RunResponse,
     StartExportResponse,
     SubmitDryRunResponse,
@@ -43,9 +44,15 @@ from conveyor.schemas.schedule import JobSchedule
 from conveyor.sdk import operations
 from conveyor.sdk.downloads import Downloaded
 from conveyor.sdk.errors import ApiError, PollBackoff, SdkError, run_of
+from conveyor.sdk.notebook import frame_of
 from conveyor.sdk.operations import Choice, JobLike, TaskLike
 from conveyor.sdk.trio_connection import TrioConnection
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+# Tasks that have not ended.
+UNDONE = frozenset({ResultStatus.PENDING, ResultStatus.PROCESSING})
 # Rows of one page: larger pages need fewer requests and more memory.
 JOBS_PAGE = 100
 RESULTS_PAGE = 500
@@ -389,11 +396,49 @@ class TrioClient(TrioConnection):
                 on_progress(run)
             if run.terminal:
                 return run
-            await self._sleep(pace.interval_s(self._now_s()))
-            try:
-                run = await self.run(job_id, run.run_id)
-            except SdkError as error:
-                if not pace.tolerates(error, self._now_s()):
-                    raise
-            else:
-                pace.record_success(self._now_s())
+            run = await self._poll(run, pace)
+
+    async def as_completed(
+        self, job_id: str, *, run_id: str | None = None, timeout_s: float | None = None
+    ) -> AsyncGenerator[TaskResult, None]:
+        """Yields each task of a run, by default the latest, once it has ended, until the run has.
+
+        While the run is live, a task appears when a tenth more tasks than before have ended, or
+        when no further task ends: each look reads all results, and so costs the server few
+        requests. It tolerates outages and raises TimeoutError, as `wait` does.
+        """
+        run = await self.run(job_id, run_id) if run_id else run_of(await self.get(job_id))
+        pace = PollBackoff(begun_at=self._now_s(), timeout_s=timeout_s)
+        completed_before = 0
+        task_ids: set[str] = set()
+        while True:
+            completed = run.stats.completed
+            is_due = completed == completed_before or completed >= 1.1 * len(task_ids)
+            if run.terminal or (is_due and completed > len(task_ids)):
+                async for result in self.results(job_id, run_id=run.run_id):
+                    if result.status not in UNDONE and result.task_id not in task_ids:
+                        task_ids.add(result.task_id)
+                        yield result
+            if run.terminal:
+                return
+            completed_before = completed
+            run = await self._poll(run, pace)
+
+    async def frame(
+        self, job_id: str, *, run_id: str | None = None, status: str | None = None
+    ) -> DataFrame:
+        """Returns `results` as a pandas DataFrame: one row for each task, in list order."""
+        results = [result async for result in self.results(job_id, run_id=run_id, status=status)]
+        return frame_of(results)
+
+    async def _poll(self, run: RunResponse, pace: PollBackoff) -> RunResponse:
+        """Returns the run after a pause, or during a short outage the same as before."""
+        await self._sleep(pace.interval_s(self._now_s()))
+        try:
+            run = await self.run(run.job_id, run.run_id)
+        except SdkError as error:
+            if not pace.tolerates(error, self._now_s()):
+                raise
+        else:
+            pace.record_success(self._now_s())
+        return run

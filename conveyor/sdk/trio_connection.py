@@ -1,6 +1,6 @@
 """TrioConnection: sends the calls of the Trio client over the pool and repeats them after outages.
 
-The server must be reachable directly: the pool uses no proxy of the environment.
+Where only a proxy of the environment leads to the server, httpx takes the place of the pool.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from conveyor.domain.submit.target import BadUrl, parse_url
 from conveyor.http_client.errors import FetchFailed
 from conveyor.http_client.exchange import Request, Response
 from conveyor.http_client.httpx_transport import PoolTransport
+from conveyor.http_client.pool import HttpPool
 from conveyor.schemas.responses import UploadTarget
-from conveyor.sdk.connection import PIECE_BYTES, check_key, check_url
+from conveyor.sdk.connection import PIECE_BYTES, check_key, check_url, is_loopback
 from conveyor.sdk.downloads import (
     Bodies,
     Damaged,
     Download,
     Downloaded,
     headers_of,
+    is_direct,
     make_pool,
     replacing,
     retrying,
@@ -55,21 +57,25 @@ class TrioConnection:
         self._api_key = check_key(api_key)
         self._timeout_s = timeout_s
         self._retry = retry or RetryPolicy()
-        self._pool = make_pool(timeout_s)
-        # For files of any size: each wait has a timeout, but the whole transfer has none.
-        transport = PoolTransport(self._pool, deadline_s=math.inf, body_bytes_max=sys.maxsize)
-        self._http = httpx.AsyncClient(transport=transport, timeout=timeout_s, trust_env=False)
+        if is_direct(self.base_url, trust_env=not is_loopback(self.base_url)):
+            self._pool: HttpPool | ProxiedPool = (pool := make_pool(timeout_s))
+            # For files of any size: each wait has a timeout, but the whole transfer has none.
+            transport = PoolTransport(pool, deadline_s=math.inf, body_bytes_max=sys.maxsize)
+            self._http = httpx.AsyncClient(transport=transport, timeout=timeout_s, trust_env=False)
+        else:
+            self._http = httpx.AsyncClient(timeout=timeout_s)
+            self._pool = ProxiedPool(self._http)
         self._bodies = Bodies(self._pool, self.base_url, self._api_key, self._retry)
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.disconnect()
+        await self.disconnect()
 
-    def disconnect(self) -> None:
+    async def disconnect(self) -> None:
         """Closes the connections. It is not named `close`, because `close` closes a job."""
-        self._pool.close()
+        await self._http.aclose()
 
     async def _ask(self, call: Call[T], key: str | None = None) -> T:
         request = self._request(call, key or secrets.token_hex(16))
@@ -161,6 +167,28 @@ class TrioConnection:
             return await self._pool.fetch(request)
         except FetchFailed as error:
             raise Unreachable(self.base_url, error.detail) from error
+
+
+class ProxiedPool:
+    """Fetches as HttpPool does, but through the proxies of the environment, with httpx."""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self._http = http
+
+    async def fetch(self, request: Request) -> Response:
+        target = request.target
+        try:
+            with trio.fail_after(request.deadline_s):
+                response = await self._http.request(
+                    request.method,
+                    f"{target.scheme}://{target.authority}{target.path_and_query}",
+                    content=request.body,
+                    headers=[("Accept-Encoding", "identity"), *request.headers],
+                )
+        except (httpx.TransportError, trio.TooSlowError) as error:
+            raise FetchFailed(str(error) or type(error).__name__) from error
+        headers = [(name.lower(), value) for name, value in response.headers.raw]
+        return Response(response.status_code, headers, response.content)
 
 
 async def _pieces_of(path: Path) -> AsyncGenerator[bytes, None]:

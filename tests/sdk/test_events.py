@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import islice
 
 import pytest
@@ -9,18 +10,25 @@ import pytest
 from conveyor.cli.demo import Site
 from conveyor.sdk import Client
 from conveyor.sdk import client as sdk_client
+from tests.cli.program import wait_until
 
 pytestmark = pytest.mark.slow
 
 MISSING = 7
 
 
+def _has_events(caller: Client, count: int) -> bool:
+    return len(list(caller.events())) == count
+
+
 def test_events_are_read_page_by_page_and_behind_one(
     caller: Client, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sdk_client, "EVENTS_PAGE", 2)
-    for _ in range(2):
+    for count in (3, 6):
         caller.wait(caller.submit(site.urls(1)).job_id, timeout_s=30)
+        # The event of an end is written after the end.
+        wait_until(partial(_has_events, caller, count))
 
     events = list(caller.events())
 

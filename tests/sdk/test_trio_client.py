@@ -115,3 +115,30 @@ async def test_an_export_larger_than_a_body_may_be_is_a_file_and_proves_itself(
 
     assert saved.size_bytes == len(body) == (tmp_path / "all.zip").stat().st_size
     assert [path.name for path in tmp_path.iterdir()] == ["all.zip"]
+
+
+async def test_through_a_proxy_of_the_environment_it_works_too(
+    script: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", script.url)
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    script.will(
+        Answer(202, b""),
+        Answer(200, b"body"),
+        problem(404, "result_not_found"),
+        Answer(200, b"export"),
+    )
+
+    async with TrioClient("http://conveyor.test", "k") as client:
+        await client.delete("job")
+        saved = await client.download_all("job", {"a": tmp_path / "a"})
+        with pytest.raises(ApiError, match="404 result_not_found"):
+            await client.content("job", "b")
+        await client.download_export("job", "run", "export", tmp_path / "export")
+
+    assert not isinstance(saved["a"], ApiError)
+    assert (tmp_path / "a").read_bytes() == b"body"
+    assert (tmp_path / "export").read_bytes() == b"export"
+    assert script.heard[0].path == "http://conveyor.test/v1/jobs/job"
+    assert all(request.headers["x-api-key"] == "k" for request in script.heard)

@@ -24,6 +24,7 @@ _DOCSTRING = '''"""The {kind} client: one method for each operation of the API.
 '''
 _SYNC = (
     (r'\A""".*?"""\n', _DOCSTRING.format(kind="synchronous")),
+    (r"\[(\w+) async for \1 in (.+?)\]\n", r"list(\2)\n"),
     (r"\basync (def|for|with)\b", r"\1"),
     (r"\bawait ", ""),
     (r"\bAsyncGenerator\[(\w+), None\]", r"Iterator[\1]"),
