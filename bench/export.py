@@ -1,7 +1,7 @@
 """How long does an export take, and how much memory, beside a bare loop that keeps no promise?
 
 One data directory of ended tasks, whose bodies lie in packs. The arms run in turn, each alone in a
-process of its own: our zip and our JSON lines, both durable and published, and the standard
+process of its own: our zip, JSON lines and Parquet, durable and published, and the standard
 library's zipfile over the same bodies, read straight from the disk.
 """
 
@@ -25,7 +25,7 @@ import trio
 from bench.throughput_variants import Measured
 from conveyor.config import Settings
 from conveyor.domain.changes import Change, Insert, JobKey, RunKey, TaskKey
-from conveyor.domain.export_record import ExportFormat
+from conveyor.domain.export_record import ExportFormat, ExportOrder
 from conveyor.domain.ids import FIRST_BATCH, CallerId, JobId, RunId, task_id
 from conveyor.domain.model import Job, JobStatus, Result, Run, RunStatus, Task, TaskStatus
 from conveyor.domain.queries import TasksOf
@@ -33,7 +33,13 @@ from conveyor.usecases import export as exports
 from conveyor.usecases.context import Context
 from conveyor.usecases.export import Exported
 
-ARMS = {"bare": "zipfile, read from disk", "zip": "Conveyor, zip", "jsonl": "Conveyor, jsonl"}
+ARMS = {
+    "bare": "zipfile, read from disk",
+    "zip": "Conveyor, zip",
+    "jsonl": "Conveyor, jsonl",
+    "parquet": "Conveyor, parquet",
+    "parquet/list": "Conveyor, parquet, list order",
+}
 CALLER = CallerId("bench")
 JOB, RUN = JobId("0" * 25 + "1"), RunId("0" * 25 + "2")
 GROUP = 500
@@ -52,11 +58,11 @@ def main(arguments: list[str]) -> None:
     finally:
         shutil.rmtree(folder)
     print(f"{options.n:,} results of {options.size:,} bytes")
-    print(f"{'':26}{'seconds':>9}{'CPU s':>9}{'ratio':>8}{'RSS MB':>8}")
+    print(f"{'':31}{'seconds':>9}{'CPU s':>9}{'ratio':>8}{'RSS MB':>8}")
     for arm, result in measured.items():
         ratio = result.seconds / measured["bare"].seconds
         print(
-            f"{ARMS[arm]:26}{result.seconds:>9.1f}{result.cpu_s:>9.1f}{ratio:>7.2f}x{result.rss_mb:>8.0f}"
+            f"{ARMS[arm]:31}{result.seconds:>9.1f}{result.cpu_s:>9.1f}{ratio:>7.2f}x{result.rss_mb:>8.0f}"
         )
 
 
@@ -108,9 +114,9 @@ async def ours(arm: str, folder: Path) -> int:
 
     async with open_runtime(Settings(data_dir=folder / "data"), role="bench") as world:
         env = world.env
-        export = await exports.start(
-            env, CALLER, JOB, RUN, ExportFormat(arm), export_id=env.new_id()
-        )
+        name, _, order = arm.partition("/")
+        kind, order = ExportFormat(name), ExportOrder(order or "id")
+        export = await exports.start(env, CALLER, JOB, RUN, kind, order, export_id=env.new_id())
         assert await exports.process(env, export) is Exported.COMPLETED
         finished = await exports.own_export(env, CALLER, JOB, RUN, export.export_id)
         assert finished.manifest is not None

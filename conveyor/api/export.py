@@ -13,7 +13,7 @@ from conveyor.api.server.request import Download, RequestContext, Response, Work
 from conveyor.domain.changes import ExportKey, RunKey
 from conveyor.domain.errors import Conflict, InvalidArgument
 from conveyor.domain.export.formats import ENCODERS
-from conveyor.domain.export_record import Export, ExportFormat
+from conveyor.domain.export_record import Export, ExportFormat, ExportOrder
 from conveyor.domain.ids import ExportId, JobId, RunId
 from conveyor.schemas.responses import ExportResponse, StartExportResponse
 from conveyor.schemas.views import export_file_name, export_view, instant
@@ -28,7 +28,8 @@ _RANGE = re.compile(r"bytes=(\d{1,18})-(\d{1,18})?\Z")
 
 
 def start(call: RequestContext) -> Work:
-    return partial(_start, call, _format_from(call.parameter("format")))
+    kind, order = _format_from(call.parameter("format")), _order_from(call.parameter("order"))
+    return partial(_start, call, kind, order)
 
 
 def _format_from(text: str | None) -> ExportFormat:
@@ -41,18 +42,29 @@ def _format_from(text: str | None) -> ExportFormat:
     return ExportFormat(text)
 
 
-async def _start(call: RequestContext, kind: ExportFormat, export_id: str) -> Response:
+def _order_from(text: str | None) -> ExportOrder:
+    if text is None:
+        return ExportOrder.ID
+    if text not in set(ExportOrder):
+        raise InvalidArgument(f"order must be one of {', '.join(ExportOrder)}.", pointer="/order")
+    return ExportOrder(text)
+
+
+async def _start(
+    call: RequestContext, kind: ExportFormat, order: ExportOrder, export_id: str
+) -> Response:
     ids = call.ids
     key = ExportKey(JobId(ids["job_id"]), RunId(ids["run_id"]), ExportId(export_id))
     find_begun = partial(call.env.store.read, key)
     async with call.api.storage.admit_export(call.caller, key.run_id, find_begun):
         export = await exports.start(
-            call.env, call.caller, ids["job_id"], ids["run_id"], kind, export_id=export_id
+            call.env, call.caller, ids["job_id"], ids["run_id"], kind, order, export_id=export_id
         )
     body = StartExportResponse(
         export_id=export.export_id,
         status=export.status,
         format=export.format,
+        order=export.order,
         created_at=instant(export.created_at),
         expires_at=instant(export.expires_at),
     )
@@ -148,6 +160,11 @@ FORMAT = Parameter(
     {"type": "string", "enum": list(ExportFormat), "default": ExportFormat.ZIP},
     "The format of the file.",
 )
+ORDER = Parameter(
+    "order",
+    {"type": "string", "enum": list(ExportOrder), "default": ExportOrder.ID},
+    "The order of the tasks in the file: by id, or as the lines were submitted.",
+)
 TOKEN = Parameter("token", {"type": "string"}, "From a `download_url`; replaces the API key.")
 
 _EXPORTS = "/v1/jobs/{job_id}/runs/{run_id}/exports"
@@ -167,7 +184,7 @@ ROUTES: tuple[Route, ...] = (
         does=Command(start),
         answers={202: StartExportResponse},
         problems=(410,),
-        query=(FORMAT,),
+        query=(FORMAT, ORDER),
     ),
     Route(
         method="GET",

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from conveyor.domain.errors import InvalidTask
-from conveyor.domain.export_record import ExportFormat, ExportStatus, Manifest
+from conveyor.domain.export_record import ExportFormat, ExportOrder, ExportStatus, Manifest
 from conveyor.domain.ids import TASK_ID_PATTERN, ULID_PATTERN
 from conveyor.domain.model import (
     EventType,
@@ -423,6 +423,7 @@ class StartExportResponse(msgspec.Struct, frozen=True, kw_only=True):
     export_id: Ulid  #: The id of the export.
     status: ExportStatus  #: The state of the export.
     format: ExportFormat  #: The format of the file.
+    order: ExportOrder = ExportOrder.ID  #: The order of the tasks in the file.
     created_at: Instant  #: When the export was requested.
     expires_at: Instant  #: When the export and its file are removed.
 
@@ -433,6 +434,7 @@ class ExportResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     export_id: Ulid  #: The id of the export.
     status: ExportStatus  #: The state of the export.
     format: ExportFormat  #: The format of the file.
+    order: ExportOrder = ExportOrder.ID  #: The order of the tasks in the file.
     created_at: Instant  #: When the export was requested.
     expires_at: Instant  #: When the export and its file are removed.
     total: Count  #: Tasks of the run.

@@ -266,6 +266,7 @@ def export_view(export: Export, download_url: str) -> ExportResponse:
         export_id=export.export_id,
         status=export.status,
         format=export.format,
+        order=export.order,
         created_at=instant(export.created_at),
         expires_at=instant(export.expires_at),
         total=export.total,

@@ -327,10 +327,18 @@ class Client(Connection):
         self._ask(operations.cancel_hmac_rotation())
 
     def start_export(
-        self, job_id: str, run_id: str, *, kind: str = "zip", idempotency_key: str | None = None
+        self,
+        job_id: str,
+        run_id: str,
+        *,
+        kind: str = "zip",
+        order: str = "id",
+        idempotency_key: str | None = None,
     ) -> StartExportResponse:
-        """Starts an export of an ended run as one file: zip, jsonl, csv or warc."""
-        return self._ask(operations.start_export(job_id, run_id, kind), idempotency_key)
+        """Starts an export of an ended run as one file: zip, jsonl, csv, warc or parquet. With the
+        order `list`, its tasks are in the order in which they were submitted."""
+        call = operations.start_export(job_id, run_id, kind, order)
+        return self._ask(call, idempotency_key)
 
     def get_export(self, job_id: str, run_id: str, export_id: str) -> ExportResponse:
         return self._ask(operations.get_export(job_id, run_id, export_id))

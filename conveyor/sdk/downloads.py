@@ -35,6 +35,7 @@ import trio
 from actors.runtime.child import unwrapping_group
 from conveyor.domain.export.entry import LISTING, MANIFEST, Line
 from conveyor.domain.export.formats import TASK_FIELD, LastLine
+from conveyor.domain.export.parquet import MANIFEST_KEY, is_available
 from conveyor.domain.export_record import ExportFormat, Manifest, ManifestDigest
 from conveyor.domain.submit.target import BadUrl, Target, TargetPolicy, join, parse_url
 from conveyor.http_client.connection_limits import PoolLimits
@@ -374,6 +375,23 @@ def _check_warc(path: Path) -> _Checked:
     return msgspec.json.decode(block, type=Manifest), tally
 
 
+def _check_parquet(path: Path) -> _Checked:
+    if not is_available():
+        raise ValueError("reading it needs PyArrow: pip install 'conveyor[parquet]'")
+    from pyarrow import parquet
+
+    tally = ManifestDigest()
+    with parquet.ParquetFile(path) as file:
+        text = file.metadata.metadata[MANIFEST_KEY.encode()]
+        manifest = msgspec.json.decode(text, type=Manifest)
+        for rows in file.iter_batches(batch_size=64, columns=["task_id", "status", "body"]):
+            for row in rows.to_pylist():
+                body = row["body"]
+                sha256 = None if body is None else hashlib.sha256(body).hexdigest()
+                tally.take(row["task_id"], row["status"], len(body or b""), sha256)
+    return manifest, tally
+
+
 def _records(file: gzip.GzipFile) -> Iterator[tuple[dict[str, str], bytes]]:
     while version := file.readline():
         if version != b"WARC/1.1\r\n":
@@ -395,4 +413,8 @@ def _sha256_of(file: IO[bytes]) -> str:
     return digest.hexdigest()
 
 
-_CHECKS: dict[bytes, Callable[[Path], _Checked]] = {b"PK": _check_zip, b"\x1f\x8b": _check_warc}
+_CHECKS: dict[bytes, Callable[[Path], _Checked]] = {
+    b"PK": _check_zip,
+    b"\x1f\x8b": _check_warc,
+    b"PA": _check_parquet,
+}

@@ -268,9 +268,11 @@ def cancel_hmac_rotation() -> Call[None]:
     return Call("DELETE", "/v1/hmac/keys/rotate", type(None))
 
 
-def start_export(job_id: str, run_id: str, kind: str) -> Call[StartExportResponse]:
+def start_export(
+    job_id: str, run_id: str, kind: str, order: str = "id"
+) -> Call[StartExportResponse]:
     path = _run_path(job_id, run_id, "exports")
-    return Call("POST", path, StartExportResponse, {"format": kind})
+    return Call("POST", path, StartExportResponse, {"format": kind, "order": order})
 
 
 def get_export(job_id: str, run_id: str, export_id: str) -> Call[ExportResponse]:

@@ -342,10 +342,18 @@ class TrioClient(TrioConnection):
         await self._ask(operations.cancel_hmac_rotation())
 
     async def start_export(
-        self, job_id: str, run_id: str, *, kind: str = "zip", idempotency_key: str | None = None
+        self,
+        job_id: str,
+        run_id: str,
+        *,
+        kind: str = "zip",
+        order: str = "id",
+        idempotency_key: str | None = None,
     ) -> StartExportResponse:
-        """Starts an export of an ended run as one file: zip, jsonl, csv or warc."""
-        return await self._ask(operations.start_export(job_id, run_id, kind), idempotency_key)
+        """Starts an export of an ended run as one file: zip, jsonl, csv, warc or parquet. With the
+        order `list`, its tasks are in the order in which they were submitted."""
+        call = operations.start_export(job_id, run_id, kind, order)
+        return await self._ask(call, idempotency_key)
 
     async def get_export(self, job_id: str, run_id: str, export_id: str) -> ExportResponse:
         return await self._ask(operations.get_export(job_id, run_id, export_id))

@@ -1,6 +1,7 @@
 """Exports: requested, made in one walk over a run's rows, published whole, removed (SPEC.md 4.19).
 
 At any time, memory holds one page of rows, one group of bodies, and the encoded form of that group.
+An export in list order also holds the ids of all tasks.
 """
 
 from __future__ import annotations
@@ -15,15 +16,22 @@ import trio
 
 from conveyor.domain import limits
 from conveyor.domain.changes import Applied, Change, ExportKey, JobKey, RunKey
-from conveyor.domain.errors import Conflict, ConveyorError, NotFound
+from conveyor.domain.errors import Conflict, ConveyorError, InvalidArgument, NotFound
 from conveyor.domain.export import progress
 from conveyor.domain.export.entry import DamagedBody, Entry
-from conveyor.domain.export.formats import ENCODERS
-from conveyor.domain.export_record import Export, ExportFormat, Manifest, ManifestDigest
-from conveyor.domain.ids import CallerId, ExportId, is_ulid
+from conveyor.domain.export.formats import ENCODERS, missing_package
+from conveyor.domain.export.list_order import ListOrder
+from conveyor.domain.export_record import (
+    Export,
+    ExportFormat,
+    ExportOrder,
+    Manifest,
+    ManifestDigest,
+)
+from conveyor.domain.ids import CallerId, ExportId, is_ulid, shard_of
 from conveyor.domain.lifecycle import EXPORT_UNDONE, RUN_LIVE, TASK_TERMINAL
-from conveyor.domain.model import Format, Run, Task
-from conveyor.domain.queries import DueExports
+from conveyor.domain.model import Format, Run, Task, TaskRef
+from conveyor.domain.queries import DueExports, TasksAt
 from conveyor.ports.errors import BlobMissing, StorageDamaged, StorageFull, Unavailable
 from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import load_owned_job, load_owned_run, pages_of, visible_run
@@ -64,6 +72,7 @@ class ExportWriter:
         self._expiries = expiries
         self._encoder = ENCODERS[export.format](export)
         self._tally = ManifestDigest()
+        self._list_order: ListOrder | None = None
         self._beat_at_s = env.clock.steady()
 
     def manifest(self) -> Manifest:
@@ -78,11 +87,13 @@ class ExportWriter:
             counts=self._tally.counts,
             body_bytes=self._tally.body_bytes,
             entries_sha256=self._tally.sha256,
+            order=self._export.order,
         )
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
         encoder = self._encoder
-        yield encoder.begin()
+        # In the executor: the first Parquet file of a process loads a library.
+        yield await self._env.executor.run(encoder.begin)
         async with aclosing(self._encode()) as pieces:
             async for piece in pieces:
                 yield piece
@@ -108,11 +119,37 @@ class ExportWriter:
             self._tally.take(entry.task.task_id, entry.status, entry.size_bytes, entry.sha256)
 
     async def _pages(self) -> AsyncGenerator[list[Entry], None]:
-        walk = pages_of(self._env, self._run, statuses=TASK_TERMINAL, limit=_PAGE)
+        is_by_id = self._export.order is ExportOrder.ID
+        walk = self._pages_by_id() if is_by_id else self._pages_in_list_order()
         async with aclosing(walk) as pages:
             async for page in pages:
                 await self._beat()
                 yield [self._entry(task) for task in page]
+
+    def _pages_by_id(self) -> AsyncGenerator[list[Task], None]:
+        return pages_of(self._env, self._run, statuses=TASK_TERMINAL, limit=_PAGE)
+
+    async def _pages_in_list_order(self) -> AsyncGenerator[list[Task], None]:
+        run = self._run
+        if self._list_order is None:
+            self._list_order = await self._read_list_order()
+        for page in self._list_order.pages(_PAGE):
+            refs = [
+                TaskRef(run.job_id, run.run_id, task_id, shard_of(task_id, run.shard_count))
+                for task_id in page
+            ]
+            rows = await self._env.store.find(TasksAt(refs=tuple(refs)))
+            row_of = {row.task_id: row for row in rows}
+            yield [row_of[task_id] for task_id in page if task_id in row_of]
+
+    async def _read_list_order(self) -> ListOrder:
+        order = ListOrder()
+        async with aclosing(self._pages_by_id()) as pages:
+            async for page in pages:
+                await self._beat()
+                for task in page:
+                    order.add(task)
+        return order
 
     def _entry(self, task: Task) -> Entry:
         return Entry(task, self._format, self._expiries.is_over(task))
@@ -204,9 +241,22 @@ class Exported(Enum):
 
 
 async def start(
-    env: Context, caller: CallerId, job_id: str, run_id: str, kind: ExportFormat, *, export_id: str
+    env: Context,
+    caller: CallerId,
+    job_id: str,
+    run_id: str,
+    kind: ExportFormat,
+    order: ExportOrder = ExportOrder.ID,
+    *,
+    export_id: str,
 ) -> Export:
     """Requests an export of an ended run, or finds the export that was requested under this id."""
+    missing = missing_package(kind)
+    if missing is not None:
+        raise InvalidArgument(
+            f"This server cannot write {kind} files: its operator has not installed {missing}.",
+            pointer="/format",
+        )
     job = await load_owned_job(env, caller, job_id)
     run = await load_owned_run(env, job, run_id)
     if run.status in RUN_LIVE:
@@ -215,7 +265,7 @@ async def start(
         )
     # The results have expired, so the file would have no bodies.
     refuse_expired_run(env, run)
-    export = progress.new_export(run, ExportId(export_id), kind, now=env.now())
+    export = progress.new_export(run, ExportId(export_id), kind, order, now=env.now())
     if isinstance(await env.commit(progress.ask(export)), Applied):
         return export
     return await own_export(env, caller, job_id, run_id, export_id)
@@ -332,6 +382,11 @@ async def _make(env: Context, export: Export) -> Exported:
     run = await env.store.read(RunKey(export.job_id, export.run_id))
     if job is None or run is None:
         return Exported.FENCED
+    missing = missing_package(export.format)
+    if missing is not None:  # The API has it, so it accepted the request.
+        error = f"this worker cannot write {export.format} files: install {missing} on every worker"
+        change = progress.give_up(export, error, now=env.now())
+        return await _commit_or_defer(env, change, Exported.FAILED)
     walk = ExportWriter(env, export, run, job.format, await expiries_of(env, run))
     async with aclosing(walk.pieces()) as pieces:
         stored = await env.blobs.put_stream(f"{_own_prefix(export)}/file", pieces)

@@ -7,8 +7,8 @@ import pytest
 
 from conveyor.domain.budget import BudgetCap, Unit
 from conveyor.domain.changes import Applied, BatchKey, Row, RunKey, StatsKey
-from conveyor.domain.export_record import ExportFormat, ExportStatus, Manifest
-from conveyor.domain.ids import FIRST_BATCH, BatchId, ExportId
+from conveyor.domain.export_record import ExportFormat, ExportOrder, ExportStatus, Manifest
+from conveyor.domain.ids import FIRST_BATCH, BatchId, ExportId, TaskId
 from conveyor.domain.model import (
     Attempt,
     BatchStatus,
@@ -144,6 +144,7 @@ FULL: list[Row] = [
         budget=BUDGET,
         host_limits=HOST_LIMITS,
         task_token_sealed="v1.token",
+        dedup=True,
     ),
     a_run(
         status=RunStatus.FAILED,
@@ -222,6 +223,7 @@ FULL: list[Row] = [
         credits=5,
         cost_micros=125,
         source_run_id=OTHER_RUN,
+        duplicate_of=TaskId("ab" * 16),
     ),
     a_record(response_status=201, response_body='{"job_id":"1"}\n'),
     a_notice(
@@ -257,6 +259,7 @@ FULL: list[Row] = [
         size_bytes=2**40,
         sha256="ab" * 32,
         manifest=MANIFEST,
+        order=ExportOrder.LIST,
     ),
     an_input(spec=ListSpec(ListFormat.CSV, "link", 3, header=True, quote="'")),
     a_budget(unit=Unit.COST, cap=2**53, left=-7),

@@ -14,9 +14,9 @@ import trio
 
 from conveyor.domain import limits
 from conveyor.domain.changes import Applied, ExportKey, JobKey
-from conveyor.domain.errors import Conflict, NotFound, ResultExpired
+from conveyor.domain.errors import Conflict, InvalidArgument, NotFound, ResultExpired
 from conveyor.domain.export import progress
-from conveyor.domain.export_record import Export, ExportFormat, ExportStatus
+from conveyor.domain.export_record import Export, ExportFormat, ExportOrder, ExportStatus
 from conveyor.domain.ids import ExportId, RunId
 from conveyor.domain.model import Run, Task, TaskStatus
 from conveyor.ports.blobs import Blobs, Stored
@@ -97,6 +97,48 @@ async def test_an_export_holds_each_ended_task_once(
     if kind is ExportFormat.CSV:
         (tmp_path / "export.manifest.json").write_bytes(msgspec.json.encode(current.manifest))
     assert verify_export(path) == current.manifest
+
+
+@pytest.mark.parametrize("kind", ExportFormat)
+async def test_an_export_in_list_order_has_the_tasks_as_they_were_submitted(
+    env: Context, tmp_path: Path, kind: ExportFormat
+) -> None:
+    run = await an_ended_run(env, 23)
+    export = await exports.start(
+        env, CALLER, run.job_id, run.run_id, kind, ExportOrder.LIST, export_id=env.new_id()
+    )
+
+    assert await exports.process(env, export) is Exported.COMPLETED
+
+    current = await now_of(env, export)
+    assert current is not None
+    assert current.manifest is not None
+    path = tmp_path / "export"
+    path.write_bytes(await file_of(env, export))
+    if kind is ExportFormat.CSV:
+        (tmp_path / "export.manifest.json").write_bytes(msgspec.json.encode(current.manifest))
+    assert verify_export(path) == current.manifest
+    assert (current.manifest.order, current.manifest.entries) == (ExportOrder.LIST, 23)
+    if kind is ExportFormat.JSONL:
+        *lines, _ = lines_of(await file_of(env, export))
+        assert [line["index"] for line in lines] == list(range(23))
+
+
+async def test_a_format_whose_library_is_missing_is_refused(
+    env: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await an_ended_run(env)
+    export = await asked(env, run, ExportFormat.PARQUET)
+    monkeypatch.setattr("conveyor.domain.export.parquet.is_available", lambda: False)
+
+    with pytest.raises(InvalidArgument, match="conveyor"):
+        await asked(env, run, ExportFormat.PARQUET)
+    assert await exports.process(env, export) is Exported.FAILED
+
+    current = await now_of(env, export)
+    assert current is not None
+    assert current.error is not None
+    assert "install conveyor[parquet] on every worker" in current.error
 
 
 async def test_tasks_that_never_ended_are_not_in_it_and_the_manifest_tells(env: Context) -> None:

@@ -9,7 +9,7 @@ import msgspec
 
 from conveyor.cli.jobs.context import JOB, Session, counted, json_option
 from conveyor.cli.progress import progress
-from conveyor.domain.export_record import ExportFormat, ExportStatus, Manifest
+from conveyor.domain.export_record import ExportFormat, ExportOrder, ExportStatus, Manifest
 from conveyor.sdk import ExportResponse, RunResponse
 from conveyor.sdk.downloads import manifest_path, replacing, verify_export
 from conveyor.sdk.errors import run_of
@@ -34,6 +34,13 @@ class Saved(msgspec.Struct, frozen=True):
     help="What kind of file.",
 )
 @click.option(
+    "--order",
+    type=click.Choice([export_order.value for export_order in ExportOrder]),
+    default=ExportOrder.ID.value,
+    show_default=True,
+    help="By task id, or as the lines were submitted.",
+)
+@click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -47,6 +54,7 @@ def export(
     session: Session,
     job: str,
     kind: str,
+    order: str,
     output: Path | None,
     run_id: str | None,
     as_json: bool,
@@ -54,7 +62,7 @@ def export(
     """Save the results of a job as one file, and check it."""
     client = session.client
     run = client.run(job, run_id) if run_id else run_of(client.get(job))
-    response = _make_export(session, run, kind)
+    response = _make_export(session, run, kind, order)
     path = output or Path(response.file_name or f"{run.run_id}.{kind}")
     try:
         saved = client.download_export(run.job_id, run.run_id, response.export_id, path)
@@ -81,9 +89,9 @@ def verify(session: Session, file: Path, as_json: bool) -> None:
     session.answer(manifest, text, as_json=as_json)
 
 
-def _make_export(session: Session, run: RunResponse, kind: str) -> ExportResponse:
+def _make_export(session: Session, run: RunResponse, kind: str, order: str) -> ExportResponse:
     client = session.client
-    started = client.start_export(run.job_id, run.run_id, kind=kind)
+    started = client.start_export(run.job_id, run.run_id, kind=kind, order=order)
     with progress(session.err, "Exporting", run.stats.total) as show:
         response = client.wait_for_export(
             run.job_id,

@@ -1,4 +1,4 @@
-"""Formats of exports: encoders that convert tasks to the bytes of a file, in id order, one task at
+"""Formats of exports: encoders that convert tasks to the bytes of a file, in its order, one task at
 a time (docs/api.md, Exports)."""
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import ClassVar, Protocol
 
 import msgspec
 
+from conveyor.domain.export import parquet
 from conveyor.domain.export.entry import (
     LISTING,
     MANIFEST,
@@ -26,6 +27,7 @@ from conveyor.domain.export.entry import (
     instant,
     line_of,
 )
+from conveyor.domain.export.parquet import Parquet
 from conveyor.domain.export_record import Export, ExportFormat, Manifest
 
 
@@ -438,4 +440,11 @@ ENCODERS: dict[ExportFormat, type[Encoder]] = {
     ExportFormat.JSONL: JsonLines,
     ExportFormat.CSV: CsvTable,
     ExportFormat.WARC: Warc,
+    ExportFormat.PARQUET: Parquet,
 }
+
+
+def missing_package(kind: ExportFormat) -> str | None:
+    """Returns what must be installed before this process can write the format; None if nothing."""
+    is_missing = kind is ExportFormat.PARQUET and not parquet.is_available()
+    return "conveyor[parquet]" if is_missing else None

@@ -11,7 +11,13 @@ from typing import Any
 
 from conveyor.domain import lifecycle, limits, timing
 from conveyor.domain.changes import Change, Delete, ExportKey, Guard, Insert, JobKey, RunKey, Update
-from conveyor.domain.export_record import Export, ExportFormat, ExportStatus, Manifest
+from conveyor.domain.export_record import (
+    Export,
+    ExportFormat,
+    ExportOrder,
+    ExportStatus,
+    Manifest,
+)
 from conveyor.domain.ids import ExportId
 from conveyor.domain.lifecycle import EXPORT, EXPORT_UNDONE, JOB_VISIBLE, RUN_ENDED, ExportEvent
 from conveyor.domain.model import Run
@@ -28,7 +34,14 @@ def export_key(export: Export) -> ExportKey:
     return ExportKey(export.job_id, export.run_id, export.export_id)
 
 
-def new_export(run: Run, export_id: ExportId, kind: ExportFormat, *, now: float) -> Export:
+def new_export(
+    run: Run,
+    export_id: ExportId,
+    kind: ExportFormat,
+    order: ExportOrder = ExportOrder.ID,
+    *,
+    now: float,
+) -> Export:
     """Makes an export. It expires after half a day, but never later than its results."""
     return Export(
         job_id=run.job_id,
@@ -41,6 +54,7 @@ def new_export(run: Run, export_id: ExportId, kind: ExportFormat, *, now: float)
         expires_at=min(now + limits.EXPORT_TTL_S, run.expires_at or float("inf")),
         due_at=now,
         total=run.total,
+        order=order,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
+from itertools import compress
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from conveyor.domain.model import (
     UploadedList,
 )
 from conveyor.domain.run import ingestion
+from conveyor.domain.submit.admission import Identity
 from conveyor.simulation.profiles import SHORT_LISTS
 from conveyor.simulation.swaps import combined, part, swapping
 from conveyor.usecases.context import Context
@@ -89,10 +91,18 @@ def _from_the_slot(take: Any) -> Any:
 
 def _without_bad_lines(chunk_of_specs: Any) -> Any:
     def mutated(
-        batch: Batch, run: Run, specs: Sequence[TaskSpec], *, cursor: str, now: float
+        batch: Batch,
+        run: Run,
+        specs: Sequence[TaskSpec],
+        identities: Sequence[Identity] | None = None,
+        *,
+        cursor: str,
+        now: float,
     ) -> Chunk:
-        good = [spec for spec in specs if spec.problem is None]
-        chunk: Chunk = chunk_of_specs(batch, run, good, cursor=cursor, now=now)
+        is_good = [spec.problem is None for spec in specs]
+        lines = None if identities is None else [*compress(identities, is_good)]
+        good = [*compress(specs, is_good)]
+        chunk: Chunk = chunk_of_specs(batch, run, good, lines, cursor=cursor, now=now)
         return chunk
 
     return mutated
