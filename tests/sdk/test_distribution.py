@@ -78,6 +78,9 @@ def test_it_has_the_names_of_the_sdk_and_nothing_of_the_server(tmp_path: Path) -
     # Without the packages of the server, which may be installed in this environment.
     *seen, has_server = _run(sys.executable, "-c", names, PYTHONPATH=str(tmp_path)).split()
 
+    # Beside the server, neither hides or replaces the other.
+    both = "import conveyor.sdk as a, conveyor_client as b; print(a.TaskInput is b.TaskInput)"
+    assert _run(sys.executable, "-c", both, PYTHONPATH=str(tmp_path)) == "False\n"
     folders = {path.name for path in (tmp_path / "conveyor_client/internal/conveyor").iterdir()}
     assert seen == sdk.__all__
     assert has_server == "False"
@@ -119,4 +122,7 @@ def test_it_installs_into_an_empty_environment_and_works(
     version = _run(python, "-c", USE, server, tmp_path / "pages", *site.urls(3))
     assert version.strip() == "0.1.0"
     assert "conveyor" not in packages
+    owned = "import importlib.metadata as m; print(*m.files('conveyor-client'), sep='\\n')"
+    files = _run(python, "-c", owned).splitlines()
+    assert {file.partition("/")[0].partition("-")[0] for file in files} == {"conveyor_client"}
     assert len(packages) <= 20

@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = ("conveyor", "actors")
-ALL_PYTHON = (*CODE, "clients", "tests", "bench")
+ALL_PYTHON = (*CODE, "clients", "examples", "tests", "bench")
 
 # What git ignores is not ours: a demo leaves its pages in the folder it ran in.
 _NOT_OURS = frozenset(line.strip("/") for line in (ROOT / ".gitignore").read_text().split())
