@@ -71,7 +71,8 @@ class Settle:
     """Command: write this change of a claimed task, then ack its message if the task has ended.
 
     A settle has no message if the task is tried again: its message is bounced. `is_last` is True if
-    this process fetches nothing else of the run and can receive nothing more.
+    this process fetches nothing else of the run and can receive nothing more. `shard_count` is that
+    of the run.
     """
 
     ref: TaskRef
@@ -80,6 +81,7 @@ class Settle:
     message: Message | None
     reply: Reply[SettleVerdict]
     is_last: bool = False
+    shard_count: int = 1
 
 
 ShardWriterMessage = Settle

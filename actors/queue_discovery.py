@@ -38,7 +38,7 @@ from actors.worker_roster import Roster
 from conveyor.domain.changes import JobKey, RunKey
 from conveyor.domain.errors import Conflict
 from conveyor.domain.ids import JobId, RunId
-from conveyor.domain.lifecycle import RUN_LIVE, is_stopping
+from conveyor.domain.lifecycle import RUN_LIVE, RUN_LIVE_STORED, is_stopping
 from conveyor.domain.model import Job, Run
 from conveyor.domain.queries import RunsIn
 from conveyor.ports.coordinator import TeardownResult
@@ -184,7 +184,7 @@ class QueueDiscovery:
         after: RunId | None = None
         seen: set[RunId] = set()
         while True:
-            query = RunsIn(statuses=RUN_LIVE, updated_since=since, after=after, limit=PAGE)
+            query = RunsIn(statuses=RUN_LIVE_STORED, updated_since=since, after=after, limit=PAGE)
             page = await self.env.store.find(query)
             for run in page:
                 seen.add(run.run_id)

@@ -20,7 +20,8 @@ import trio
 
 from actors.messages import Settle, ShardWriterMessage
 from actors.runtime import Inbox, drain_nowait
-from conveyor.domain.ids import JobId, RunId
+from conveyor.domain.changes import Change, SettleChange
+from conveyor.domain.ids import JobId, RunId, counter_shard_of
 from conveyor.domain.run import settlement
 from conveyor.domain.run.settlement import NotSettled, OutcomeUnknown, Settled, SettleVerdict
 from conveyor.ports.errors import Unavailable
@@ -155,7 +156,7 @@ class ShardWriter:
     async def _commit(self, group: Sequence[Settle]) -> list[SettleVerdict]:
         """Commits the group, with retries. Each change is guarded by its claim number, so repeating
         one of unknown outcome is safe."""
-        changes = [settle.change for settle in group]
+        changes = [self._counted(settle) for settle in group]
         for delay_s in _RETRY_S:
             try:
                 verdicts = await self.env.store.commit(changes)
@@ -173,22 +174,30 @@ class ShardWriter:
             for verdict, settle in zip(verdicts, group, strict=True)
         ]
 
+    def _counted(self, settle: Settle) -> Change:
+        """Returns the change, on the counter row on which this process counts."""
+        if settle.shard_count == 1 or not self.env.config.pace.counts_together:
+            return settle.change
+        assert isinstance(settle.change, SettleChange)
+        shard = counter_shard_of(self.env.process_id, settle.shard_count)
+        return settlement.count_together(settle.change, shard)
+
     async def _complete_and_ack(
         self, group: Sequence[Settle], verdicts: Sequence[SettleVerdict]
     ) -> None:
         """Checks for completion, then acks. In this order, redelivery repairs a crash between the
         two."""
-        drained: set[tuple[JobId, RunId]] = set()
+        drained: set[tuple[JobId, RunId, int]] = set()
         messages: list[Message] = []
         for settle, verdict in zip(group, verdicts, strict=True):
             # A settle without a message is a retry: its message is bounced by the task runner.
             if isinstance(verdict, Settled) and settle.message is not None:
                 messages.append(settle.message)
                 if settlement.may_be_drained(verdict):
-                    drained.add((settle.ref.job_id, settle.ref.run_id))
+                    drained.add((settle.ref.job_id, settle.ref.run_id, settle.shard_count))
         try:
-            for job_id, run_id in sorted(drained):
-                complete = partial(runs.complete_if_done, self.env, job_id, run_id)
+            for job_id, run_id, shard_count in sorted(drained):
+                complete = partial(runs.complete_if_drained, self.env, job_id, run_id, shard_count)
                 if isinstance(await isolate(complete, "a run", extra={"run": run_id}), Crash):
                     # Do not ack: each redelivery repeats the completion check, after growing
                     # delays.

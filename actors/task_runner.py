@@ -475,7 +475,8 @@ class TaskRunner:
         reply: Reply[SettleVerdict] = Reply()
         # All settles of a shard go to one writer, because they change the same counters.
         writer = self.writers[ref.shard % len(self.writers)]
-        settle = Settle(ref, task, verdict.change, message, reply, work.permit.pool.is_finishing)
+        is_last, shard_count = work.permit.pool.is_finishing, work.run.shard_count
+        settle = Settle(ref, task, verdict.change, message, reply, is_last, shard_count)
         await writer.tell_without_checkpoint(settle)
         await self._wait_settled(reply)
         settled = reply.result()

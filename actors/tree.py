@@ -55,7 +55,7 @@ from conveyor.ports.coordinator import TeardownResult
 from conveyor.ports.gateway import Gateway
 from conveyor.ports.webhook_sender import WebhookSender
 from conveyor.telemetry import ActorFigures, Metrics
-from conveyor.usecases.context import Context
+from conveyor.usecases.context import BatchingConfig, Context
 
 # The name under which the metrics add up the pollers of all runs.
 POLLERS = "pollers"
@@ -301,6 +301,11 @@ def actor_figures(supervisor: Supervisor) -> Iterator[ActorFigures]:
             )
         elif isinstance(nested, Supervisor):
             yield from actor_figures(nested)
+
+
+def make_limiter(capacity: int, pace: BatchingConfig) -> FairLimiter:
+    """Makes the slots of a process that works on `capacity` tasks of one caller."""
+    return FairLimiter(capacity=capacity, writing_max=pace.writing_share * capacity)
 
 
 def _make_roster(env: Context, limiter: FairLimiter) -> Roster:

@@ -22,6 +22,7 @@ QUESTIONS = {
     "clients": "What do 10,000 downloads cost the asyncio and sync client, beside the Trio client?",
     "cost": "What does a million tasks cost on AWS, alone and on a fleet: the whole bill?",
     "cost_steps": "What does a task cost on AWS by step, beside the reference design?",
+    "small_jobs": "What do a job of ten tasks and an hour without work cost on AWS, by step?",
     "scale": "Where is the next limit of a fleet on AWS, and what lifts it?",
     "autoscaling": "Which metric should workers on AWS be scaled by?",
     "awsclient": "What does one call to AWS cost our lean client, and aioboto3?",

@@ -17,8 +17,7 @@ from typing import TypeVar
 import trio
 from prometheus_client import CollectorRegistry
 
-from actors.limiters.fair_limiter import FairLimiter
-from actors.tree import LocalSignals, single_writer_mailboxes
+from actors.tree import LocalSignals, make_limiter, single_writer_mailboxes
 from conveyor.bootstrap.aws import names_of, open_on
 from conveyor.bootstrap.runtime import AWS, Runtime, make_env
 from conveyor.config import Settings
@@ -31,6 +30,7 @@ from conveyor.engines.aws.client.client import RetryingAwsClient
 from conveyor.engines.aws.client.usage import Meter
 from conveyor.engines.aws.dynamodb.keys import INDEXES
 from conveyor.engines.aws.engine import build_engine, check_resources
+from conveyor.engines.aws.packs import Packing
 from conveyor.engines.system import VirtualClock
 from conveyor.ports.gateway import Contact, GatewayReport, Outcome, Scraped, ScrapeRequest
 from conveyor.ports.webhook_sender import Delivered, Message, NotDelivered, Unresolved
@@ -170,7 +170,7 @@ class Fleet:
 
 
 @asynccontextmanager
-async def a_fleet(plan: Plan, seed: int) -> AsyncGenerator[Fleet, None]:
+async def a_fleet(plan: Plan, seed: int, meter: Meter | None = None) -> AsyncGenerator[Fleet, None]:
     """Everybody at work; callers go through the process of the first worker."""
     draw, clock = random.Random(seed), VirtualClock(EPOCH_S)
     fault_source = FaultSource(random=draw, pessimism=plan.pessimism)
@@ -178,7 +178,8 @@ async def a_fleet(plan: Plan, seed: int) -> AsyncGenerator[Fleet, None]:
         AwsModel(clock=clock, fault_source=fault_source),
         MeteredRedis(clock=clock, fault_source=fault_source),
     )
-    meter = Meter(indexes=[(index.pk, index.sk) for index in INDEXES])
+    meter = meter or Meter()
+    meter.indexes = [(index.pk, index.sk) for index in INDEXES]
     redis.meter = meter
     redis.primary.kept_s = 0.0  # It never fails over here: what it could take back fills gigabytes.
     names = names_of(plan.settings)
@@ -223,7 +224,10 @@ async def a_worker(
     draw: random.Random,
 ) -> AsyncGenerator[Runtime, None]:
     settings, clock, mail = plan.settings, VirtualClock(EPOCH_S), single_writer_mailboxes()
-    engine = await build_engine(client, model, names_of(settings), clock=clock, random=draw)
+    packing = Packing.of(wait_ms=settings.pack_wait_ms, concurrency=settings.concurrency)
+    engine = await build_engine(
+        client, model, names_of(settings), clock=clock, random=draw, packing=packing
+    )
     owner = ids.mint_ulid(clock.now(), draw)
     local = LocalSignals(mail.discovery.address, mail.streamer.address)
     async with open_on(
@@ -236,7 +240,7 @@ async def a_worker(
             mail=mail,
             gateway=gateway,
             notifier=NobodyToTell(),
-            limiter=FairLimiter(capacity=plan.slots),
+            limiter=make_limiter(plan.slots, env.config.pace),
             metrics=make_metrics(CollectorRegistry()),
             listeners=shared.listeners,
         )

@@ -164,8 +164,9 @@ class Settings:
     #: Seconds that one AWS call has, all attempts included; calls to S3 have at least 60.
     aws_timeout_s: int = limits.AWS_TIMEOUT_S
     #: Milliseconds that a fetched page of up to 1 MiB waits for others of its run to share an
-    #: object on S3; 0 stores each page as an object. No fetch waits for it, but a run ends so much
-    #: later. A million pages cost 5 USD of PUTs without packs, and about 0.05 in full packs.
+    #: object on S3; 0 stores each page as an object. No fetch waits for it, and a page waits for a
+    #: quarter of it if no other page of its run comes. A million pages cost 5 USD of PUTs without
+    #: packs, and about 0.05 in full packs.
     pack_wait_ms: int = limits.PACK_WAIT_MS
 
 

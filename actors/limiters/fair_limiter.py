@@ -111,11 +111,15 @@ class SlotUsage:
 
 
 class FairLimiter:
-    """Slots for `capacity` tasks of one caller, and a reserve for other callers."""
+    """Slots for `capacity` tasks of one caller, and a reserve for other callers.
 
-    def __init__(self, *, capacity: int) -> None:
+    `writing_max` tasks may write their outcomes without a slot; by default `capacity`.
+    """
+
+    def __init__(self, *, capacity: int, writing_max: int | None = None) -> None:
         assert capacity >= 1
         self.capacity = capacity
+        self._writing_max = capacity if writing_max is None else writing_max
         self.slots_count = slots_count(capacity)
         self._free = self.slots_count
         self._writing_count = 0
@@ -162,7 +166,7 @@ class FairLimiter:
     def is_settling_urgent(self) -> bool:
         """Returns whether groups of settles should be written without waiting: no fetch is running,
         or the places for writing tasks are nearly all in use."""
-        return self._free == self.slots_count or 4 * self._writing_count >= 3 * self.capacity
+        return self._free == self.slots_count or 4 * self._writing_count >= 3 * self._writing_max
 
     async def acquire(self, caller: CallerId, run_id: RunId, *, weight: int, count_max: int) -> int:
         """Waits for at least one slot and takes up to `count_max`. Returns the number taken; 0 once
@@ -214,9 +218,9 @@ class FairLimiter:
         self._check_drained()
 
     def begin_write(self, caller: CallerId, run_id: RunId) -> bool:
-        """Frees the slot of a task that only has to write its outcome. Returns False if `capacity`
-        tasks are writing already: that bounds the pages in memory."""
-        if self._writing_count == self.capacity:
+        """Frees the slot of a task that only has to write its outcome. Returns False if
+        `writing_max` tasks are writing already: that bounds what a crash would lose."""
+        if self._writing_count == self._writing_max:
             return False
         self._writing_count += 1
         self.release(caller, run_id, 1)

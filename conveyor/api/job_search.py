@@ -15,7 +15,7 @@ from conveyor.domain import limits
 from conveyor.domain.changes import JobKey, RunKey
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.ids import JobId, RunId
-from conveyor.domain.lifecycle import RUN_LIVE, RUN_VISIBLE
+from conveyor.domain.lifecycle import RUN_LIVE, RUN_LIVE_STORED, RUN_VISIBLE
 from conveyor.domain.model import Job, Run, RunStatus
 from conveyor.domain.queries import JobsOf, RunsIn
 from conveyor.schemas.responses import JobResponse
@@ -163,7 +163,7 @@ async def _live_jobs(env: Context, query: JobsOf) -> AsyncGenerator[Job, None]:
     ids: set[JobId] = set()
     after: RunId | None = None
     for _ in range(_LIVE_RUNS_MAX // _PAGE):
-        runs = await env.store.find(RunsIn(statuses=RUN_LIVE, after=after, limit=_PAGE))
+        runs = await env.store.find(RunsIn(statuses=RUN_LIVE_STORED, after=after, limit=_PAGE))
         ids |= {run.job_id for run in runs if run.caller == query.caller}
         if len(runs) < _PAGE:
             break

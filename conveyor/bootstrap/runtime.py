@@ -30,6 +30,7 @@ from actors.tree import (
     Mailboxes,
     actor_figures,
     helper_tree,
+    make_limiter,
     single_writer_mailboxes,
     worker_tree,
 )
@@ -421,7 +422,7 @@ def build_runtime(
             mail=mail,
             gateway=gateway,
             notifier=WebhookNotifier(guarded, now=env.now),
-            limiter=FairLimiter(capacity=settings.concurrency),
+            limiter=make_limiter(settings.concurrency, env.config.pace),
             metrics=_process_metrics(settings, env),
         )
 
@@ -438,8 +439,7 @@ def make_authenticator(settings: Settings, secret: bytes) -> Authenticator:
 
 def _process_metrics(settings: Settings, env: Context) -> Metrics:
     """Creates the metrics with those of the process itself: memory, descriptors, CPU, disk."""
-    registry = CollectorRegistry()
-    ProcessCollector(registry=registry)
+    ProcessCollector(registry=(registry := CollectorRegistry()))
     metrics = make_metrics(registry)
     metrics.program.build_info.labels(__version__, env.config.build or "").set(1)
     folder = settings.postgres.blob_dir if settings.engine in SHARED_ENGINES else settings.data_dir
@@ -502,12 +502,14 @@ def make_env(
 
 
 def _shared_pace(settings: Settings) -> BatchingConfig:
-    """Each call has a price on AWS, so batches wait longer. A transaction takes settles of one
-    shard only, so a group has room for a full transaction of each shard."""
+    """Each call has a price on AWS, so batches wait longer. Pages wait for a pack and then for a
+    group: with fewer places for them (`writing_share`) both would be sent too soon."""
     return BatchingConfig(
+        counts_together=True,
+        writing_share=3,
         settle_s=2.0,
         settle_max=settings.task_shard_count * limits.INLINE_TASKS_MAX,
-        receive_share=0.05,
+        receive_share=0.075,
     )
 
 

@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import re
 import struct
+import zlib
 from collections.abc import Iterable, Sequence
 from typing import NewType, Protocol
 
@@ -178,6 +179,11 @@ def shards_of(task_ids: Sequence[TaskId], shard_count: int) -> list[int]:
         value = ((value ^ int.from_bytes(shards, "little")) * _PRIME) & mask
     hashes = struct.unpack(f"<{count}Q", value.to_bytes(len(shards), "little"))
     return [value % shard_count for value in hashes]
+
+
+def counter_shard_of(worker: str, shard_count: int) -> int:
+    """Returns the shard on whose counter row a worker counts the tasks that it ends."""
+    return zlib.crc32(worker.encode()) % shard_count
 
 
 def pin_shard_count(*, tasks_count: int, is_open: bool, configured: int, sync_max: int) -> int:

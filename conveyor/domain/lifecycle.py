@@ -189,6 +189,9 @@ EXPORT: Table[ExportEvent, ExportStatus] = _table(
 )
 
 RUN_LIVE = frozenset(_LIVE)
+# The statuses of live runs as rows have them: `pending` is only displayed. Queries ask for these,
+# because an engine may read an index partition for each status.
+RUN_LIVE_STORED = frozenset({RunStatus.RUNNING})
 RUN_TERMINAL = frozenset(RunStatus) - RUN_LIVE
 TASK_TERMINAL = frozenset({TaskStatus.SUCCESSFUL, TaskStatus.FAILED})
 TASK_UNFINISHED = frozenset(TaskStatus) - TASK_TERMINAL

@@ -77,7 +77,8 @@ class TasksOf(Query[Task], frozen=True, kw_only=True):
 
 class TasksAt(Query[Task], frozen=True, kw_only=True):
     """The tasks that these references name, each once, in any order. Tasks that do not exist are
-    left out."""
+    left out. A row may be shown as it was a second ago: what it shows must be guarded by a number
+    that later changes raise, as settles are."""
 
     refs: tuple[TaskRef, ...]
 

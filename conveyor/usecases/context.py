@@ -45,13 +45,17 @@ class BatchingConfig:
 
     A group of settles is written after `settle_s`, or when it has `settle_max` settles. A poller
     waits for `receive_share` of a task's duration, or until there is room for a full receive, and
-    receives up to `receive_max` messages.
+    receives up to `receive_max` messages. With `counts_together` a process counts the tasks that it
+    ends on one counter row of their run, where every row that a group writes has a price. Of the
+    tasks that have ended, `writing_share` times as many as there are slots may wait to be written.
     """
 
     settle_s: float = 0.01
     settle_max: int = limits.INLINE_TASKS_MAX
     receive_share: float = 0.0
     receive_max: int = 50
+    counts_together: bool = False
+    writing_share: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

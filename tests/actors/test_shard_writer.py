@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from actors.shard_writer import ShardWriter
 from conveyor.domain.changes import Change, TaskKey, Update, Verdict
 from conveyor.domain.ids import RunId
 from conveyor.domain.model import Result, RunStatus, Task
+from conveyor.domain.queries import StatsOf
 from conveyor.domain.run import settlement
 from conveyor.domain.run.settlement import Claimed, Cost, LostClaim, Settled, SettleVerdict
 from conveyor.ports.gateway import Outcome, ScrapeRequest
@@ -26,7 +28,7 @@ from conveyor.usecases.context import Context
 from conveyor.usecases.run import tasks
 from conveyor.usecases.submit.jobs import Accepted
 from tests.actors.faults import Faults, count_errors, faulty
-from tests.actors.world import World, a_page, make_world, urls
+from tests.actors.world import World, a_miss, a_page, make_world, urls
 
 RESULT = Result("jobs/j/runs/r/t/1", 3, "0" * 64, "text/html", 200)
 
@@ -251,3 +253,32 @@ async def test_the_last_settle_of_a_run_waits_for_no_others(autojump_clock: Mock
         await writer.ask(make, deadline_s=60)
 
     assert trio.current_time() - began_at < 2
+
+
+@pytest.mark.parametrize("counts_together", [True, False])
+async def test_a_run_of_several_shards_ends_wherever_its_tasks_are_counted(
+    autojump_clock: MockClock, counts_together: bool
+) -> None:
+    world = make_world()
+    pace = replace(world.env.config.pace, counts_together=counts_together)
+    config = replace(world.env.config, pace=pace, sync_tasks_max=1, shard_count=4)
+    world = replace(world, env=replace(world.env, config=config))
+    calls: Counter[str] = Counter()
+
+    def script(request: ScrapeRequest, attempt: int) -> Outcome:
+        calls[request.url] += 1
+        # A tenth of the tasks are tried twice: their retries are counted by shard.
+        return a_miss() if request.url.endswith("3") and calls[request.url] == 1 else a_page()
+
+    world.gateway.script = script
+
+    async with world.working():
+        accepted = await world.submit(urls(60))
+        run, totals = await world.ended(accepted)
+        query = StatsOf(job_id=run.job_id, run_id=run.run_id, shard_count=run.shard_count)
+        rows = await world.env.store.find(query)
+
+    assert run.status is RunStatus.COMPLETED
+    assert (totals.admitted, totals.done, totals.successful, totals.retrying) == (60, 60, 60, 0)
+    assert sum(row.done > 0 for row in rows) == (1 if counts_together else 4)
+    assert all(row.retrying == 0 for row in rows)

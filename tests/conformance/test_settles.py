@@ -72,6 +72,25 @@ async def test_settles_of_one_call_are_counted_together(store: Store) -> None:
     assert await kept(store, tasks[1]) == tasks[1]
 
 
+async def test_quiet_counts_are_added_and_not_shown(store: Store) -> None:
+    tasks = [a_task(number, claim=1) for number in range(3)]
+    await keep(store, *tasks, a_stats(), a_stats(1, done=10))
+
+    def settle(number: int, *, claim: int) -> Change:
+        guard = Guard(equals=(("claim", claim),))
+        flip = Update(key_of(tasks[number]), guard, {"attempts": 1}, is_quiet=True)
+        # On the counter row of another shard.
+        count = Update(key_of(a_stats(1)), ANY, {}, {"done": 1}, is_quiet=True)
+        return SettleChange((flip, count))
+
+    verdicts = await store.commit([settle(0, claim=1), settle(1, claim=9), settle(2, claim=1)])
+
+    assert verdicts[0] == verdicts[2] == Applied((None, None))
+    assert verdicts[1] == Stale(key_of(tasks[1]), tasks[1])
+    assert await kept(store, a_stats(1)) == a_stats(1, done=12)
+    assert await kept(store, a_stats()) == a_stats()
+
+
 async def test_a_shut_gate_keeps_every_settle_of_a_call_out(store: Store) -> None:
     tasks = [a_task(0), a_task(1)]
     shut = a_stats(status=CounterState.CLOSED)

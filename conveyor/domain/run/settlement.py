@@ -94,7 +94,8 @@ Claim = Claimed | AlreadyDone | HeldByOther | NoSuchTask | Throttled | Unreadabl
 class Settled(msgspec.Struct, frozen=True):
     """The outcome is durable. `stats` are the counters of the shard after it.
 
-    They are None if an earlier write, whose outcome was unknown, had already stored it.
+    They are None if an earlier write, whose outcome was unknown, had already stored it, and if the
+    outcome was counted together with those of other shards (`count_together`).
     """
 
     stats: ShardCounters | None
@@ -202,6 +203,24 @@ def _claim_update(
 
 def _count(ref: TaskRef, gate: frozenset[CounterState], counts: dict[str, int]) -> Update:
     return Update(stats_key(ref), Guard(status_in=gate), {}, counts)
+
+
+def count_together(change: SettleChange, shard: int) -> SettleChange:
+    """Counts a settle of a run with several shards on the counter row of `shard`, whichever shard
+    its task is in. So the settles of one worker share one write to a counter row (decision 0039).
+
+    Only the sum of the counter rows of a run is read, and every row has the same state, so each of
+    them may count an ended task. A change of `retrying` stays with the shard of its task, because
+    the change that reverts it is written there: no counter falls below zero. The row that is
+    written says nothing about its shard any more, so the settle does not return it.
+    """
+    count = change.count
+    key = count.key
+    assert isinstance(key, StatsKey)
+    if "retrying" not in count.deltas:
+        key = StatsKey(key.job_id, key.run_id, shard)
+    quiet = msgspec.structs.replace(count, key=key, is_quiet=True)
+    return SettleChange((change.flip, quiet))
 
 
 def claim_result(verdict: Verdict | None, *, now: float) -> Claim:
@@ -419,6 +438,8 @@ def settle_result(verdict: Verdict, task: Task) -> SettleVerdict:
     """
     if isinstance(verdict, Applied):
         stats = verdict.rows[1]
+        if stats is None:
+            return Settled(None)
         assert isinstance(stats, ShardCounters)
         assert stats.done <= stats.admitted, "more tasks are done than were admitted"
         return Settled(stats)
@@ -441,7 +462,8 @@ def _has_settled(row: Task, task: Task) -> bool:
 
 
 def may_be_drained(settled: Settled) -> bool:
-    """Whether the shard may have no task left, so that the run may be complete."""
+    """Whether the shard may have no task left, so that the run may be complete. Without counters
+    that is unknown."""
     return settled.stats is None or settled.stats.done >= settled.stats.admitted
 
 

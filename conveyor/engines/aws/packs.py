@@ -40,22 +40,31 @@ PACK_BYTES_MAX = 8 * 1024 * 1024
 # Packs on their way are a second copy of their bodies in memory.
 SENDING_BYTES_MAX = 2 * PACK_BYTES_MAX
 
+# A pack that gets nothing for this share of its wait gets little more: the last pages of a run do
+# not wait for pages that do not come. A smaller share sends packs of slow runs too early.
+QUIET_SHARE = 0.25
+
 Put = Callable[[str, bytes], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """A pack waits for `wait_s`, until it is full, or until `waiting_max` bodies wait in all packs.
-    With 0 s each body is an object.
+    """A pack waits for `wait_s`, until it is full, until no body has come for `quiet_s`, or until
+    `waiting_max` bodies wait in all packs. With 0 s each body is an object.
     """
 
     wait_s: float = limits.PACK_WAIT_MS / 1000
-    waiting_max: int = limits.CONCURRENCY // 2
+    waiting_max: int = limits.CONCURRENCY
+
+    @property
+    def quiet_s(self) -> float:
+        return self.wait_s * QUIET_SHARE
 
     @classmethod
     def of(cls, *, wait_ms: int, concurrency: int) -> Packing:
-        """Of the tasks that may write, half may wait for a pack, so that no fetch waits for it."""
-        return cls(wait_ms / 1000, waiting_max=max(concurrency // 2, 1))
+        """Of the tasks that may write (`BatchingConfig.writing_share`), a part may wait for a pack,
+        so that no fetch waits for it."""
+        return cls(wait_ms / 1000, waiting_max=concurrency)
 
 
 DEFAULT_PACKING = Packing()
@@ -68,6 +77,7 @@ class _Pack:
     prefix: str
     name: str
     closes_at: float
+    quiet_at: float
     bodies: list[bytes] = field(default_factory=list)
     size_bytes: int = 0
     callers: int = 0
@@ -80,6 +90,10 @@ class _Pack:
     @property
     def key(self) -> str:
         return Part(self.prefix, self.name, 0, 0).pack_key
+
+    @property
+    def due_at(self) -> float:
+        return min(self.closes_at, self.quiet_at)
 
     def append(self, body: bytes) -> Part:
         part = Part(self.prefix, self.name, self.size_bytes, len(body))
@@ -108,6 +122,7 @@ class Packs:
         error."""
         pack = self._pack_for(prefix, len(body))
         part = pack.append(body)
+        pack.quiet_at = trio.current_time() + self.packing.quiet_s
         self._waiting_count += 1
         self._close_full(pack)
         pack.callers += 1
@@ -133,7 +148,8 @@ class Packs:
         if pack is not None:
             self._close(pack)
         name = f"{self.random.getrandbits(64):016x}"
-        pack = _Pack(prefix, name, closes_at=trio.current_time() + self.packing.wait_s)
+        closes_at = trio.current_time() + self.packing.wait_s
+        pack = _Pack(prefix, name, closes_at, quiet_at=closes_at)
         self._open[prefix] = pack
         return pack
 
@@ -154,8 +170,9 @@ class Packs:
     async def _lead(self, pack: _Pack) -> None:
         pack.is_led = True
         try:
-            with trio.move_on_at(pack.closes_at):
-                await pack.closed.wait()
+            while not pack.closed.is_set() and trio.current_time() < pack.due_at:
+                with trio.move_on_at(pack.due_at):
+                    await pack.closed.wait()
             self._close(pack)
             await self._send(pack)
         except (Unavailable, AwsError) as error:

@@ -317,7 +317,7 @@ class MemoryStore(Tables):
     def _with_counter(self, change: Change, verdict: Verdict) -> Verdict:
         """Replaces the counters of a settle by those after the whole call."""
         assert isinstance(change, SettleChange)
-        if not isinstance(verdict, Applied):
+        if not isinstance(verdict, Applied) or change.count.is_quiet:
             return verdict
         return Applied((verdict.rows[0], self._row(change.count.key)))
 

@@ -112,7 +112,7 @@ class Transaction:
     def _with_counters(self, change: Change, verdict: Verdict) -> Verdict:
         """Replaces the counters of a settle by those after the whole call."""
         assert isinstance(change, SettleChange)
-        if not isinstance(verdict, Applied):
+        if not isinstance(verdict, Applied) or change.count.is_quiet:
             return verdict
         return Applied((verdict.rows[0], self._rows[_address(change.count.key)]))
 

@@ -280,7 +280,7 @@ class _CounterRow:
 
 def apply_settles(connection: sqlite3.Connection, settles: Sequence[SettleChange]) -> list[Verdict]:
     counters: dict[tuple[AnyKey, Guard], _CounterRow] = {}
-    results: list[Stale | Missing | tuple[_CounterRow, Row | None]] = []
+    results: list[Stale | Missing | tuple[_CounterRow | None, Row | None]] = []
     for settle in settles:
         count = settle.count
         gate = (count.key, count.guard)
@@ -296,7 +296,8 @@ def apply_settles(connection: sqlite3.Connection, settles: Sequence[SettleChange
             results.append(refusal_for(connection, settle.writes))
             continue
         counter.add(count.deltas)
-        results.append((counter, None if flipped is True else flipped))
+        returned = None if count.is_quiet else counter
+        results.append((returned, None if flipped is True else flipped))
     for (key, guard), counter in counters.items():
         if counter.total is not None:
             counter.row = sql.update(connection, Update(key, guard, {}, counter.total))
@@ -305,7 +306,9 @@ def apply_settles(connection: sqlite3.Connection, settles: Sequence[SettleChange
     ]
 
 
-def _applied_verdict(counter: _CounterRow, task: Row | None) -> Applied:
+def _applied_verdict(counter: _CounterRow | None, task: Row | None) -> Applied:
+    if counter is None:
+        return Applied((task, None))
     assert not isinstance(counter.row, bool), "a gate that was open a moment ago"
     return Applied((task, counter.row))
 

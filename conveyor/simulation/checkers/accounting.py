@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from conveyor.domain import limits
 from conveyor.domain.changes import BatchKey, JobKey, RunKey, SampleKey, StatsKey, TaskKey
@@ -17,6 +17,7 @@ from conveyor.domain.model import (
     ShardCounters,
     Task,
     TaskStatus,
+    Totals,
 )
 from conveyor.domain.queries import sum_stats
 from conveyor.domain.run.series import make_series
@@ -39,14 +40,21 @@ def touched_runs(moment: StateChange) -> list[Run]:
 
 
 def counters_equal_rows(moment: StateChange) -> Iterator[str]:
-    """I21: the counters of each shard are what its rows say, after every write."""
+    """I21: the counters of each run are what its rows say, after every write: those of admission
+    and retries shard by shard, those of ended tasks in sum (SPEC.md 2.3)."""
     for run in touched_runs(moment):
         under_way = _under_way(moment, run)
+        tasks = moment.after.tasks_by_run.get(run.run_id, [])
         by_shard: dict[int, list[Task]] = {}
-        for task in moment.after.tasks_by_run.get(run.run_id, []):
+        for task in tasks:
             by_shard.setdefault(task.shard, []).append(task)
-        for stats in moment.after.stats_by_run.get(run.run_id, []):
-            yield from _compare(stats, by_shard.pop(stats.shard, []), under_way)
+        rows = [*moment.after.stats_by_run.get(run.run_id, [])]
+        if rows:
+            yield from _compare(f"run {run.run_id}", sum_stats(rows), tasks, under_way, _ENDED)
+        for stats in rows:
+            name = f"run {run.run_id} shard {stats.shard}"
+            in_shard = by_shard.pop(stats.shard, [])
+            yield from _compare(name, stats, in_shard, under_way, _OF_SHARD)
         for shard, tasks in sorted(by_shard.items()):
             yield f"run {run.run_id} has {len(tasks)} tasks in shard {shard} without counters"
 
@@ -66,22 +74,31 @@ def _is_behind(batch: Batch, task: Task) -> bool:
     return task.batch_id == batch.batch_id and task.index >= batch.done
 
 
-def _compare(stats: ShardCounters, tasks: list[Task], under_way: list[Batch]) -> Iterator[str]:
+def _compare(
+    label: str,
+    counters: ShardCounters | Totals,
+    tasks: Sequence[Task],
+    under_way: list[Batch],
+    counted: Mapping[str, Callable[[Task], bool]],
+) -> Iterator[str]:
     sure = [task for task in tasks if not any(_is_behind(batch, task) for batch in under_way)]
-    for name, counts in _COUNTED.items():
-        count = getattr(stats, name)
+    for name, counts in counted.items():
+        count = getattr(counters, name)
         least, most = sum(map(counts, sure)), sum(map(counts, tasks))
         if not least <= count <= most:
             said = f"{least}" if least == most else f"{least} to {most}"
-            yield f"run {stats.run_id} shard {stats.shard}: {name} is {count}, its rows say {said}"
+            yield f"{label}: {name} is {count}, its rows say {said}"
 
 
-_COUNTED: Mapping[str, Callable[[Task], bool]] = {
+_OF_SHARD: Mapping[str, Callable[[Task], bool]] = {
     "admitted": lambda task: True,
+    "retrying": lambda task: task.status is TaskStatus.PENDING and task.attempts > 0,
+}
+# A worker counts the tasks that it ends on any counter row of their run.
+_ENDED: Mapping[str, Callable[[Task], bool]] = {
     "done": lambda task: task.status in TASK_TERMINAL,
     "successful": lambda task: task.status is TaskStatus.SUCCESSFUL,
     "failed": lambda task: task.status is TaskStatus.FAILED,
-    "retrying": lambda task: task.status is TaskStatus.PENDING and task.attempts > 0,
 }
 
 
@@ -91,8 +108,11 @@ def counters_never_fall(moment: StateChange) -> Iterator[str]:
         old, new = change.old, change.new
         if new is None:
             continue
-        if not 0 <= new.done <= new.admitted:
-            yield f"run {new.run_id} shard {new.shard}: done {new.done} of {new.admitted}"
+        totals = sum_stats([*moment.after.stats_by_run.get(new.run_id, ())])
+        # The counter rows of a deleted run are removed one by one.
+        run = moment.after.run_by_id.get(new.run_id)
+        if not totals.done <= totals.admitted and run is not None and not moment.is_deleted(run):
+            yield f"run {new.run_id}: done {totals.done} of {totals.admitted}"
         for name in _GROWING if old is not None else ():
             if getattr(new, name) < getattr(old, name):
                 yield f"run {new.run_id} shard {new.shard}: {name} fell"

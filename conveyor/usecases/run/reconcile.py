@@ -19,7 +19,7 @@ from conveyor.domain.ids import RunId
 from conveyor.domain.lifecycle import (
     BATCH_UNFINISHED,
     JOB_VISIBLE,
-    RUN_LIVE,
+    RUN_LIVE_STORED,
     RUN_TERMINAL,
     RUN_VISIBLE,
     TASK_UNFINISHED,
@@ -103,7 +103,7 @@ async def sweep_runs(env: Context, drained: dict[RunId, Run] | None = None) -> S
     before, now_drained = drained or {}, {}
     after: RunId | None = None
     while True:
-        page = await env.store.find(RunsIn(statuses=RUN_LIVE, after=after, limit=_PAGE))
+        page = await env.store.find(RunsIn(statuses=RUN_LIVE_STORED, after=after, limit=_PAGE))
         for run in page:
             repair = partial(_repair, env, run, repairs)
             if before.get(run.run_id) == run or (

@@ -18,7 +18,7 @@ import trio
 from conveyor.domain import limits
 from conveyor.domain.changes import JobKey, TaskKey
 from conveyor.domain.ids import RunId, TaskId, shard_of
-from conveyor.domain.lifecycle import RUN_LIVE, accepts_settles, displayed_status
+from conveyor.domain.lifecycle import RUN_LIVE, RUN_LIVE_STORED, accepts_settles, displayed_status
 from conveyor.domain.model import PauseState, Run, RunStatus, Task, TaskStatus, Totals
 from conveyor.domain.queries import RunsIn, SamplesOf, TasksOf
 from conveyor.domain.run import series, wait_reason
@@ -159,7 +159,7 @@ class LiveRun(msgspec.Struct, frozen=True):
 
 
 async def live_runs(env: Context, *, limit: int) -> list[LiveRun]:
-    runs = await env.store.find(RunsIn(statuses=RUN_LIVE, limit=limit))
+    runs = await env.store.find(RunsIn(statuses=RUN_LIVE_STORED, limit=limit))
     live: list[LiveRun] = []
     for run in runs:
         totals = await totals_of(env, run)

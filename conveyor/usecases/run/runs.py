@@ -18,7 +18,7 @@ from conveyor.domain.errors import Conflict, NotFound
 from conveyor.domain.ids import CallerId, EventId, JobId, RunId, is_ulid
 from conveyor.domain.lifecycle import RUN_LIVE, RUN_VISIBLE
 from conveyor.domain.model import Job, PauseState, Run, RunFailure, RunStatus, Totals
-from conveyor.domain.queries import BatchesOf, RunsOf
+from conveyor.domain.queries import BatchesOf, RunsOf, StatsOf, sum_stats
 from conveyor.domain.run import termination
 from conveyor.ports.coordinator import TeardownResult
 from conveyor.ports.errors import Unavailable
@@ -37,6 +37,18 @@ class Stopped(msgspec.Struct, frozen=True):
     run: Run
     totals: Totals
     receipt: TeardownResult
+
+
+async def complete_if_drained(env: Context, job_id: JobId, run_id: RunId, shard_count: int) -> None:
+    """Completes the run if no task is unfinished. Of a run with several shards the counters are
+    read first: most groups of settles leave tasks, and then one read suffices."""
+    if shard_count > 1:
+        query = StatsOf(job_id=job_id, run_id=run_id, shard_count=shard_count)
+        totals = sum_stats(await env.store.find(query))
+        # Every task was admitted before it could be settled, so the last settle sees all of them.
+        if totals.done < totals.admitted:
+            return
+    await complete_if_done(env, job_id, run_id)
 
 
 async def complete_if_done(env: Context, job_id: JobId, run_id: RunId) -> bool:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from conveyor.domain import errors, limits
-from conveyor.domain.changes import Applied, Change, Missing, Stale, Update
+from conveyor.domain.changes import Applied, Change, Missing, SettleChange, Stale, Update
 from conveyor.domain.damage import DamagedTask
 from conveyor.domain.lifecycle import RELEASES_PASS, SETTLES_PASS, TASK_TERMINAL
 from conveyor.domain.model import Attempt, CounterState, FailureReason, Result, Task, TaskStatus
@@ -259,6 +259,26 @@ def test_the_last_task_of_a_shard_is_worth_a_look() -> None:
     assert settlement.may_be_drained(Settled(a_stats(admitted=2, done=2)))
     assert not settlement.may_be_drained(Settled(a_stats(admitted=2, done=1)))
     assert settlement.may_be_drained(Settled(None))
+
+
+def test_settles_that_are_counted_together_keep_their_retries_with_their_shard() -> None:
+    task = a_claimed_task(shard=3)
+    ref = ref_to(task)
+    end = settlement.succeed(ref, task, RESULT, spent=FREE, now=T0)
+    retry = settlement.release_for_retry(ref, task, PROBLEM, spent=FREE, now=T0)
+    assert isinstance(end, SettleChange)
+    assert isinstance(retry, SettleChange)
+
+    ended, retried = (settlement.count_together(change, 1) for change in (end, retry))
+
+    assert (ended.flip, retried.flip) == (end.flip, retry.flip)
+    assert ended.count.key == key_of(a_stats(1))
+    assert retried.count.key == key_of(a_stats(3))
+    assert (ended.count.deltas, ended.count.guard) == (end.count.deltas, end.count.guard)
+    # The row that was written says nothing about one shard.
+    assert settlement.settle_result(Applied((None, None)), task) == Settled(None)
+    assert ended.count.is_quiet
+    assert retried.count.is_quiet
 
 
 def test_a_task_that_keeps_losing_its_workers_comes_to_an_end() -> None:

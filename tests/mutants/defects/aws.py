@@ -87,9 +87,9 @@ def _flips_then_counts(_: Any) -> Any:
 
 
 def _without_leftovers(_: Any) -> Any:
-    async def mutated(self: Any, places: Any) -> Any:
+    async def mutated(self: Any, places: Any, *, is_consistent: bool) -> Any:
         keys = [part("conveyor.engines.aws.dynamodb.table:key_item")(place) for place in places]
-        request = {self.name: {"Keys": keys, "ConsistentRead": True}}
+        request = {self.name: {"Keys": keys, "ConsistentRead": is_consistent}}
         answer = await self.call("BatchGetItem", {"RequestItems": request})
         return answer.get("Responses", {}).get(self.name, [])
 

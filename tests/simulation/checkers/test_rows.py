@@ -7,6 +7,7 @@ from conveyor.domain.model import JobStatus, RunStatus, TaskStatus
 from conveyor.simulation.backends.snapshot import Lease, idle_runs
 from conveyor.simulation.backends.storage_dump import StoredItem
 from conveyor.simulation.checkers.accounting import (
+    counters_equal_rows,
     counters_never_fall,
     the_series_adds_up_to_the_counters,
 )
@@ -71,9 +72,22 @@ def test_a_task_that_is_tried_too_often_is_reported() -> None:
 def test_a_counter_that_falls_or_exceeds_what_was_admitted_is_reported() -> None:
     one, two = (a_stats(admitted=2, done=done, successful=done) for done in (1, 2))
 
-    assert list(counters_never_fall(a_moment(two, before=[one]))) == []
-    assert list(counters_never_fall(a_moment(one, before=[two])))
-    assert list(counters_never_fall(a_moment(a_stats(admitted=2, done=3), before=[two])))
+    rows = (a_job(), a_run())
+
+    assert list(counters_never_fall(a_moment(*rows, two, before=[one]))) == []
+    assert list(counters_never_fall(a_moment(*rows, one, before=[two])))
+    assert list(counters_never_fall(a_moment(*rows, a_stats(admitted=2, done=3), before=[two])))
+
+
+def test_ended_tasks_may_be_counted_in_any_shard_of_their_run() -> None:
+    rows = (a_job(), a_run(shard_count=2), ENDED)
+    own, other = (a_stats(0, admitted=1), a_stats(1, done=1, successful=1))
+    uncounted = a_stats(1)
+
+    assert list(counters_equal_rows(a_moment(*rows, own, other, before=[own]))) == []
+    assert list(counters_never_fall(a_moment(*rows, own, other, before=[own]))) == []
+    assert list(counters_equal_rows(a_moment(*rows, own, uncounted, before=[own])))
+    assert list(counters_equal_rows(a_moment(*rows, a_stats(0), other, before=[own])))
 
 
 def test_a_sample_that_exceeds_the_counters_is_reported() -> None:

@@ -219,23 +219,25 @@ class Table:
             if (item := items_by_place.get(item_key(key))) is not None
         }
 
-    async def get_items(self, places: Iterable[Place]) -> dict[Place, Item]:
+    async def get_items(
+        self, places: Iterable[Place], *, is_consistent: bool = True
+    ) -> dict[Place, Item]:
         """Returns the items that exist. `places` may contain duplicates.
 
-        They are removed here, because DynamoDB refuses a request with duplicates.
+        They are removed here, because DynamoDB refuses a request with duplicates. A read that is
+        not consistent costs half, and may miss the changes of about the last second.
         """
         unique_places = list(dict.fromkeys(places))
-        pages = (
-            await gather(self._get_slice, slices(unique_places, READ_MAX)) if unique_places else []
-        )
+        get = partial(self._get_slice, is_consistent=is_consistent)
+        pages = await gather(get, slices(unique_places, READ_MAX)) if unique_places else []
         return {place_in(item): item for page in pages for item in page}
 
-    async def _get_slice(self, places: Sequence[Place]) -> list[Item]:
+    async def _get_slice(self, places: Sequence[Place], *, is_consistent: bool) -> list[Item]:
         items: list[Item] = []
         keys = [key_item(place) for place in places]
 
         async def ask() -> bool:
-            request_items = {self.name: {"Keys": list(keys), "ConsistentRead": True}}
+            request_items = {self.name: {"Keys": list(keys), "ConsistentRead": is_consistent}}
             answer = await self.call("BatchGetItem", {"RequestItems": request_items})
             items.extend(answer.get("Responses", {}).get(self.name, ()))
             keys[:] = answer.get("UnprocessedKeys", {}).get(self.name, {}).get("Keys", ())

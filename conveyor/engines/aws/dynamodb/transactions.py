@@ -245,6 +245,8 @@ def _returned_keys(settles: Iterable[SettleChange]) -> list[AnyKey]:
 
 
 def _verdict(settle: SettleChange, rows: dict[AnyKey, Any]) -> Verdict:
+    if settle.count.is_quiet:
+        return Applied((rows.get(settle.flip.key), None))
     # The counter row was written a moment ago. Only a deletion of the run can have removed it, and
     # then the run has no more callers.
     if settle.count.key not in rows:

@@ -78,8 +78,24 @@ async def test_bodies_that_end_together_share_an_object(autojump_clock: MockCloc
     stored = await add_all(objects.packs(), 30)
 
     assert len(objects.stored) == 1
-    assert trio.current_time() == pytest.approx(1.0 + PUT_S)
+    assert trio.current_time() == pytest.approx(module.QUIET_SHARE * 1.0 + PUT_S)
     assert all(objects.body(stored[number]) == b"%10d" % number for number in stored)
+
+
+async def test_a_pack_that_gets_more_bodies_waits_for_its_whole_time(
+    autojump_clock: MockClock,
+) -> None:
+    objects = Objects()
+    packs = objects.packs(wait_s=2.0)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(30):
+            nursery.start_soon(packs.add, RUN, b"body")
+            await trio.sleep(0.1)
+
+    # The first pack closed after 2 s, and the second half a second after its last body.
+    assert [len(body) for body in objects.stored.values()] == [20 * 4, 10 * 4]
+    assert trio.current_time() == pytest.approx(2.9 + 0.5 + PUT_S)
 
 
 async def test_a_pack_has_bodies_of_one_prefix_only(autojump_clock: MockClock) -> None:
@@ -151,7 +167,7 @@ async def test_a_pack_that_nobody_waits_for_is_not_sent(autojump_clock: MockCloc
     objects = Objects()
     packs = objects.packs()
 
-    with trio.move_on_after(0.5):
+    with trio.move_on_after(0.1):
         await packs.add(RUN, b"lost")
     await trio.sleep(2.0)
     stored = await packs.add(RUN, b"kept")
