@@ -86,6 +86,9 @@ class Tools:
         budget_credits: Annotated[
             int | None, Field(ge=1, description="The most credits that a run may spend.")
         ] = None,
+        dedup: Annotated[
+            bool, Field(description="URLs that mean the same page share one fetch.")
+        ] = False,
         idempotency_key: Annotated[
             str | None,
             Field(description="A text of your choice. A repeated call with it submits once."),
@@ -98,6 +101,7 @@ class Tools:
             name=name,
             zenrows_params=parameters,
             budget=None if budget_credits is None else BudgetInput(credits=budget_credits),
+            dedup=dedup,
         )
         async with self._client(context) as client:
             answer = await client.submit(job, idempotency_key=idempotency_key)
@@ -193,9 +197,13 @@ class Tools:
         context: Context,
         job_id: JobId,
         format: Annotated[  # noqa: A002 (the agent reads this name)
-            Literal["zip", "jsonl", "csv", "warc"],
+            Literal["zip", "jsonl", "csv", "warc", "parquet"],
             Field(description="zip has a file for each page; csv has no bodies."),
         ] = "zip",
+        order: Annotated[
+            Literal["id", "list"],
+            Field(description="`list`: in the order of the submitted URLs."),
+        ] = "id",
         export_id: Annotated[
             str | None, Field(description="Look at this export instead of starting one.")
         ] = None,
@@ -209,7 +217,8 @@ class Tools:
         async with self._client(context) as client:
             run_id = run_of(await client.get(job_id)).run_id
             if export_id is None:
-                export_id = (await client.start_export(job_id, run_id, kind=format)).export_id
+                started = await client.start_export(job_id, run_id, kind=format, order=order)
+                export_id = started.export_id
             with suppress(TimeoutError):
                 await client.wait_for_export(job_id, run_id, export_id, timeout_s=wait_s)
             export = await client.get_export(job_id, run_id, export_id)
@@ -341,6 +350,7 @@ def _task_view(task: TaskResult) -> Answer:
         "http_status": task.http_status,
         "size_bytes": task.size_bytes,
         "attempts": task.attempts,
+        "duplicate_of": task.duplicate_of,
         "reason": task.reason,
         "error": None if task.error is None else task.error.detail,
     }
