@@ -52,7 +52,8 @@ class BadSettings(ConveyorError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostgresSettings:
-    #: The database of the Postgres engine: `postgresql://user@host/name?sslmode=verify-full`.
+    #: The database of the Postgres engine, or of the tasks of the AWS engine:
+    #: `postgresql://user@host/name?sslmode=verify-full`.
     database_url: str = field(default="", repr=False)
     #: A file with the password of that database. The program reads it for each connection, so it
     #: may hold a token that expires.
@@ -64,6 +65,9 @@ class PostgresSettings:
     database_connections: int = limits.DATABASE_CONNECTIONS
     #: A folder for bodies that all processes of the Postgres engine share, instead of a bucket.
     blob_dir: Path | None = None
+    #: Where the AWS engine has tasks, their counters and events: `dynamodb`, or `postgres`, which
+    #: has no shards and no write cap. Fixed when the deployment is created.
+    task_store: str = "dynamodb"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +123,7 @@ class Settings:
     secret_key: str | None = field(default=None, repr=False)
     #: Lists with fewer lines are ingested before the response; longer ones are answered with 202.
     sync_tasks_max: int = limits.SYNC_TASKS_MAX
-    #: Shards of a large or open job, fixed when the job is created.
+    #: Shards of a large or open job, fixed when the job is created. Tasks on Postgres have one.
     task_shard_count: int = limits.TASK_SHARD_COUNT
     max_inflight: int = limits.MAX_INFLIGHT  #: Cap on parallel tasks of a job that states none.
     #: Tasks of one caller that one process runs at the same time, over all jobs; half as many again
@@ -168,6 +172,26 @@ class Settings:
     #: quarter of it if no other page of its run comes. A million pages cost 5 USD of PUTs without
     #: packs, and about 0.05 in full packs.
     pack_wait_ms: int = limits.PACK_WAIT_MS
+
+    @property
+    def has_task_store(self) -> bool:
+        return self.postgres.task_store == "postgres"
+
+    @property
+    def shard_count(self) -> int:
+        """The shards of a large job. One server has no use for several."""
+        return 1 if self.has_task_store else self.task_shard_count
+
+    @property
+    def at_once_max(self) -> int:
+        """How many tasks the engine takes in one transaction with their job."""
+        if self.has_task_store:
+            return 0
+        if self.engine == "aws":
+            # A DynamoDB transaction has at most a hundred items, and the counters of each shard are
+            # one of them.
+            return limits.INLINE_TASKS_MAX - self.task_shard_count
+        return limits.EMBEDDED_AT_ONCE_TASKS_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +308,10 @@ def _quotas(read: _Reader) -> Quotas:
 
 
 def _postgres_settings(read: _Reader, engine: str) -> PostgresSettings:
+    has_task_store = read("CONVEYOR_TASK_STORE", "", str) == "postgres"
+    if has_task_store and engine != "aws":
+        raise BadSettings("CONVEYOR_TASK_STORE=postgres needs CONVEYOR_ENGINE=aws")
+    is_needed = _needed("CONVEYOR_TASK_STORE=postgres")
     folder = read("CONVEYOR_BLOB_DIR", "", str)
     if engine == "postgres" and bool(folder) == bool(read("CONVEYOR_BUCKET", "", str)):
         raise BadSettings(
@@ -291,7 +319,11 @@ def _postgres_settings(read: _Reader, engine: str) -> PostgresSettings:
             "CONVEYOR_ENGINE=postgres"
         )
     return PostgresSettings(
-        database_url=read("CONVEYOR_DATABASE_URL", "", _needed_on(engine, "postgres")),
+        database_url=read(
+            "CONVEYOR_DATABASE_URL",
+            "",
+            is_needed if has_task_store else _needed_on(engine, "postgres"),
+        ),
         database_password_file=read("CONVEYOR_DATABASE_PASSWORD_FILE", "", _path_if_given),
         database_pooling=read(
             "CONVEYOR_DATABASE_POOLING", "session", _one_of("session", "transaction")
@@ -302,6 +334,7 @@ def _postgres_settings(read: _Reader, engine: str) -> PostgresSettings:
             _between(2, limits.DATABASE_CONNECTIONS_MAX),
         ),
         blob_dir=read("CONVEYOR_BLOB_DIR", "", _path_if_given),
+        task_store=read("CONVEYOR_TASK_STORE", "dynamodb", _one_of("dynamodb", "postgres")),
     )
 
 
@@ -415,10 +448,13 @@ def _money(text: str) -> int:
 
 def _needed_on(engine: str, *engines: str) -> Callable[[str], str]:
     """Returns the parser of a setting that these engines need."""
+    return _needed(f"CONVEYOR_ENGINE={engine}") if engine in engines else str
 
+
+def _needed(cause: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
-        if not text and engine in engines:
-            raise ValueError(f"must be given when CONVEYOR_ENGINE={engine}")
+        if not text:
+            raise ValueError(f"must be given when {cause}")
         return text
 
     return parse

@@ -41,6 +41,7 @@ from conveyor.domain.model import (
     BatchStatus,
     CounterSample,
     CounterState,
+    Crossing,
     DeletionIntent,
     Event,
     EventSequence,
@@ -204,6 +205,11 @@ def a_deletion_intent(number: int = 1, **fields: Any) -> DeletionIntent:
         job_id=JOB, run_id=None, scrub_id=f"scrub-{number}", shard_count=1, due_at=T0, passes_left=2
     )
     return msgspec.structs.replace(intent, **fields)
+
+
+def a_crossing(job_id: JobId = JOB, **fields: Any) -> Crossing:
+    crossing = Crossing(job_id=job_id, token="token-1", made_at=T0, writes="[]")
+    return msgspec.structs.replace(crossing, **fields)
 
 
 def an_event(number: int = 1, **fields: Any) -> Event:

@@ -69,6 +69,8 @@ async def check_deployment(settings: Settings, role: str, random: Random) -> lis
         )
         findings += await check.run(role)
     findings += await _check_redis(settings)
+    if settings.has_task_store:
+        findings += await _check_postgres(settings)
     return findings
 
 

@@ -75,12 +75,17 @@ async def open_postgres_runtime(
         )
 
 
+async def migrate_tables(settings: Settings) -> str:
+    """Brings the tables up to date. Returns what they are called for people."""
+    version = await create_tables(config_of(settings))
+    return f"tables of schema version {version}"
+
+
 async def create_postgres_resources(
     settings: Settings, *, clock: Clock, random: Random
 ) -> Sequence[str]:
     """Creates what the engine needs and does not exist. Returns the names of all of it."""
-    version = await create_tables(config_of(settings))
-    tables = f"tables of schema version {version}"
+    tables = await migrate_tables(settings)
     if settings.postgres.blob_dir is not None:
         await make_shared_folder(settings.postgres.blob_dir, now=clock.now())
         return [tables, f"folder {settings.postgres.blob_dir}"]

@@ -302,7 +302,10 @@ async def _open_aws_world(
     settings: Settings, clock: Clock, randomness: random.Random, role: str
 ) -> AsyncGenerator[Runtime, None]:
     with require_extra(settings):
-        from conveyor.bootstrap.aws import open_shared
+        if settings.has_task_store:
+            from conveyor.bootstrap.task_store import open_mixed as open_shared
+        else:
+            from conveyor.bootstrap.aws import open_shared
 
     mail, owner = single_writer_mailboxes(), ids.mint_ulid(clock.now(), randomness)
     async with open_shared(
@@ -372,6 +375,8 @@ async def create_resources(settings: Settings) -> Sequence[str]:
     with require_extra(settings):
         if settings.engine == POSTGRES:
             from conveyor.bootstrap.postgres import create_postgres_resources as create
+        elif settings.has_task_store:
+            from conveyor.bootstrap.task_store import create_mixed_resources as create
         else:
             from conveyor.bootstrap.aws import create_aws_resources as create
 
@@ -385,9 +390,9 @@ def require_extra(settings: Settings) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        extra = settings.engine
+        extra = "aws,postgres" if settings.has_task_store else settings.engine
         raise BadSettings(
-            f"CONVEYOR_ENGINE={extra} needs {error.name}: pip install 'conveyor[{extra}]'"
+            f"CONVEYOR_ENGINE={settings.engine} needs {error.name}: pip install 'conveyor[{extra}]'"
         ) from None
 
 
@@ -471,14 +476,8 @@ def make_env(
         process_id=ids.mint_ulid(clock.now(), randomness),
         config=RuntimeConfig(
             sync_tasks_max=settings.sync_tasks_max,
-            # A DynamoDB transaction has at most a hundred items, and the counters of each shard are
-            # one of them.
-            at_once_max=(
-                limits.INLINE_TASKS_MAX - settings.task_shard_count
-                if settings.engine == AWS
-                else limits.EMBEDDED_AT_ONCE_TASKS_MAX
-            ),
-            shard_count=settings.task_shard_count,
+            at_once_max=settings.at_once_max,
+            shard_count=settings.shard_count,
             max_inflight=settings.max_inflight,
             targets=targets if settings.gateway_url == DIRECT else None,
             gateway=DIRECT_SUPPORT if settings.gateway_url == DIRECT else REMOTE_SUPPORT,
@@ -507,8 +506,8 @@ def _shared_pace(settings: Settings) -> BatchingConfig:
     return BatchingConfig(
         counts_together=True,
         writing_share=3,
-        settle_s=2.0,
-        settle_max=settings.task_shard_count * limits.INLINE_TASKS_MAX,
+        settle_s=0.01 if settings.has_task_store else 2.0,
+        settle_max=settings.shard_count * limits.INLINE_TASKS_MAX,
         receive_share=0.075,
     )
 

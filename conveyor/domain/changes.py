@@ -30,6 +30,7 @@ from conveyor.domain.ids import (
 from conveyor.domain.model import (
     Batch,
     CounterSample,
+    Crossing,
     DeletionIntent,
     Event,
     EventSequence,
@@ -63,6 +64,7 @@ Row = (
     | Budget
     | BudgetReservation
     | CounterSample
+    | Crossing
 )
 R = TypeVar("R", bound=Row)
 
@@ -159,6 +161,10 @@ class SampleKey(Key[CounterSample], frozen=True):
     minute: int
 
 
+class CrossingKey(Key[Crossing], frozen=True):
+    job_id: JobId
+
+
 AnyKey = Key[Any]
 
 
@@ -247,6 +253,7 @@ ROW_KINDS = (
     RowKind("Job", "jobs", Job, JobKey, Owner.JOB, is_new_work=True),
     RowKind("Schedule", "schedules", Schedule, ScheduleKey, Owner.JOB, is_new_work=True),
     RowKind("Scrub", "scrubs", DeletionIntent, ScrubKey, Owner.JOB),
+    RowKind("Crossing", "crossings", Crossing, CrossingKey, Owner.JOB),
     RowKind("Key", "key_records", IdempotencyRecord, RecordKey, Owner.CALLER, expiry=Expiry.STORE),
     RowKind(
         "Input",

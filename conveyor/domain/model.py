@@ -535,6 +535,16 @@ class DeletionIntent(msgspec.Struct, frozen=True):
     passes_left: int  #: Passes that are still to come.
 
 
+class Crossing(msgspec.Struct, frozen=True):
+    """The second part of a change over two stores, stored with the first part, which has decided
+    it. It is removed when both parts are written."""
+
+    job_id: JobId  #: The job of the change; it has at most one unfinished change.
+    token: str  #: ULID of the change.
+    made_at: float  #: When the first part was written.
+    writes: str  #: The writes for the second store, as JSON.
+
+
 class SigningKey(msgspec.Struct, frozen=True):
     """One HMAC key. Its secret is encrypted for its caller and `kid`."""
 

@@ -19,6 +19,7 @@ from conveyor.domain.model import (
     Batch,
     BatchStatus,
     CounterSample,
+    Crossing,
     DeletionIntent,
     Event,
     FailureReason,
@@ -52,6 +53,7 @@ Q = TypeVar(
     Export,
     JobInput,
     CounterSample,
+    Crossing,
 )
 
 
@@ -200,6 +202,12 @@ class DueScrubs(Query[DeletionIntent], frozen=True, kw_only=True):
     limit: int
 
 
+class UnfinishedCrossings(Query[Crossing], frozen=True, kw_only=True):
+    """Changes over two stores whose second part may not be written, oldest first."""
+
+    limit: int
+
+
 class EventsOf(Query[Event], frozen=True, kw_only=True):
     """Numbered events of a caller after a number, in the order of their numbers."""
 
@@ -261,6 +269,7 @@ AnyQuery = (
     | DueNotices
     | NoticesOf
     | DueScrubs
+    | UnfinishedCrossings
     | EventsOf
     | UnplacedEvents
     | DueSchedules

@@ -30,6 +30,7 @@ from conveyor.domain.changes import (
     ROW_KINDS,
     AnyKey,
     BatchKey,
+    CrossingKey,
     EventKey,
     ExportKey,
     InputKey,
@@ -64,6 +65,7 @@ from conveyor.domain.queries import (
     StatsOf,
     TasksAt,
     TasksOf,
+    UnfinishedCrossings,
     UnplacedEvents,
 )
 from conveyor.ports.errors import RowDamaged
@@ -278,6 +280,8 @@ def _plan(query: AnyQuery) -> tuple[type, list[_Term], str, int | None]:  # noqa
             return NoticeKey, _notices_of(query), order, query.limit
         case DueScrubs():
             return ScrubKey, [("due_at <= ?", [query.due_by])], "due_at, scrub_id", query.limit
+        case UnfinishedCrossings():
+            return CrossingKey, [("TRUE", [])], "made_at, job_id", query.limit
         case EventsOf():
             terms = [("caller = ?", [query.caller]), ("seq > 0 AND seq > ?", [query.after])]
             return EventKey, terms, "seq", query.limit

@@ -9,6 +9,7 @@ import msgspec
 
 from conveyor.domain.ids import RunId
 from conveyor.domain.model import TaskRef
+from conveyor.ports.errors import QueueGone, Unavailable
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -74,3 +75,20 @@ class Queue(Protocol):
 
     async def depth(self, run_id: RunId) -> Depth:
         """Counts the messages of the queue; zero if the queue does not exist."""
+
+
+async def send_opening(queue: Queue, refs: Sequence[TaskRef]) -> None:
+    """Sends references. A queue is created together with its run; if it was lost since, or the
+    process that created the run stopped in between, it is created here.
+
+    Raises Unavailable if the queue is removed again meanwhile, because its run ended.
+    """
+    try:
+        await queue.send(refs)
+    except QueueGone:
+        for run_id in sorted({ref.run_id for ref in refs}):
+            await queue.open_run(run_id)
+        try:
+            await queue.send(refs)
+        except QueueGone as error:
+            raise Unavailable("the queue of a run was removed meanwhile") from error

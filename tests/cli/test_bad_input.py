@@ -82,6 +82,8 @@ def test_private_targets_are_refused_unless_they_are_allowed(program: Program) -
         ("CONVEYOR_BODY_DAYS", "366", "whole number from 1 to 365"),
         ("CONVEYOR_ALLOW_PRIVATE_TARGETS", "perhaps", "on or off"),
         ("CONVEYOR_ENGINE", "punchcards", "one of embedded, postgres, aws"),
+        ("CONVEYOR_TASK_STORE", "punchcards", "one of dynamodb, postgres"),
+        ("CONVEYOR_TASK_STORE", "postgres", "needs CONVEYOR_ENGINE=aws"),
         ("CONVEYOR_QUEUE_PREFIX", "a b", "up to 50 letters"),
         ("CONVEYOR_REDIS_URL", "localhost:6379", "redis:// or rediss://"),
         ("CONVEYOR_AUTH", "keys", "CONVEYOR_API_KEYS_FILE"),

@@ -19,6 +19,7 @@ from conveyor.engines.aws.engine import Names
 from conveyor.engines.memory import memory_engine
 from conveyor.engines.postgres.database import DatabaseConfig
 from conveyor.engines.postgres.engine import open_postgres
+from conveyor.engines.split_store import SplitStore
 from conveyor.engines.sqlite import open_engine
 from conveyor.ports.blobs import Blobs
 from conveyor.ports.clock import Clock
@@ -125,6 +126,35 @@ async def _open_postgres(data_dir: Path, clock: Clock, random: Random) -> AsyncI
         )
 
 
+def _split(records: Store, tasks: Store, queue: Queue, clock: Clock) -> SplitStore:
+    tokens = map(str, count())
+    return SplitStore(records, tasks, queue, now=clock.now, new_token=lambda: next(tokens))
+
+
+@asynccontextmanager
+async def _open_mixed(data_dir: Path, clock: Clock, random: Random) -> AsyncIterator[Engine]:
+    """Records on DynamoDB, tasks on Postgres: both over their networks."""
+    async with (
+        _open_aws(data_dir, clock, random) as aws,
+        _open_postgres(data_dir, clock, random) as postgres,
+    ):
+        store = _split(aws.store, postgres.store, aws.queue, clock)
+        assert isinstance(aws, AwsEngine)
+        yield replace(aws, store=store)
+
+
+@asynccontextmanager
+async def _open_memories(data_dir: Path, clock: Clock, random: Random) -> AsyncIterator[Engine]:
+    """Both stores in memory, as in the simulator."""
+    records, tasks = (memory_engine(clock=clock, random=random) for _ in range(2))
+    yield AwsEngine(
+        store=_split(records.store, tasks.store, records.queue, clock),
+        queue=records.queue,
+        blobs=records.blobs,
+        coordinator=records.coordinator,
+    )
+
+
 NAMES = Names(table="conveyor", bucket="conveyor", queue_prefix="conveyor-")
 
 
@@ -159,6 +189,8 @@ ENGINES: dict[str, Opener] = {
     "embedded": _open_embedded,
     "aws": _open_aws,
     "aws-modelled": _open_modelled,
+    "mixed": _open_mixed,
+    "mixed-modelled": _open_memories,
     "postgres": _open_postgres,
 }
 

@@ -25,6 +25,7 @@ from conveyor.domain.queries import (
     SamplesOf,
     StatsOf,
     TasksOf,
+    UnfinishedCrossings,
     UnplacedEvents,
 )
 from conveyor.domain.schedule import ScheduleStatus
@@ -59,6 +60,7 @@ def make_questions(
         _asking(NoticesOf(job_id=job_id, limit=limit)),
         _asking(NoticesOf(job_id=job_id, run_id=run_id, limit=limit)),
         _asking(DueScrubs(due_by=now, limit=limit)),
+        _asking(UnfinishedCrossings(limit=limit)),
         _asking(EventsOf(caller=CALLER, after=limit // 2, limit=limit)),
         _asking(UnplacedEvents(before=now - 5, limit=limit)),
         _asking(DueSchedules(statuses=frozenset(ScheduleStatus), due_by=now, limit=limit)),

@@ -28,11 +28,18 @@ OFTEN = [
 OPENING = [Step("admit", 0, 1), Step("ingest", 0, 3), Step("receive", 0, 2)]
 
 
-async def _walk(name: str, steps: list[Step], *, seed: int) -> list[tuple[Step | None, object]]:
+# Their steps count a task with its insert, and so never one that exists. No ingest of a real list
+# meets a row of another change: task ids come from the list.
+COUNT_ROWS = frozenset({"mixed", "mixed-modelled"})
+
+
+async def _walk(
+    name: str, steps: list[Step], *, seed: int, rows_overlap: bool = True
+) -> list[tuple[Step | None, object]]:
     """The answer to every step, and at the end everything that can be seen."""
     clock = ManualClock()
     async with fresh_engine(name, clock, seed=seed) as engine:
-        walker = Walker(engine, clock)
+        walker = Walker(engine, clock, rows_overlap)
         answers: list[tuple[Step | None, object]] = []
         for step in [*OPENING, *steps]:
             answers.append((step, await walker.take(step)))  # noqa: PERF401 (a list cannot await)
@@ -40,7 +47,7 @@ async def _walk(name: str, steps: list[Step], *, seed: int) -> list[tuple[Step |
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(ENGINES.keys() - {"aws"}))
+@pytest.mark.parametrize("name", sorted(ENGINES.keys() - {"aws", "mixed"}))
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=st.lists(a_step, min_size=STEP_COUNT, max_size=STEP_COUNT))
 async def test_an_engine_agrees_with_memory(name: str, steps: list[Step]) -> None:
@@ -48,15 +55,17 @@ async def test_an_engine_agrees_with_memory(name: str, steps: list[Step]) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["aws", "mixed"])
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=st.lists(a_step, min_size=STEP_COUNT, max_size=STEP_COUNT))
-async def test_an_engine_behind_a_server_agrees_with_memory(steps: list[Step]) -> None:
-    await _agree("aws", steps)
+async def test_an_engine_behind_a_server_agrees_with_memory(name: str, steps: list[Step]) -> None:
+    await _agree(name, steps)
 
 
 async def _agree(name: str, steps: list[Step]) -> None:
-    expected = await _walk("memory", steps, seed=1)
-    answers = await _walk(name, steps, seed=2)
+    rows_overlap = name not in COUNT_ROWS
+    expected = await _walk("memory", steps, seed=1, rows_overlap=rows_overlap)
+    answers = await _walk(name, steps, seed=2, rows_overlap=rows_overlap)
 
     for ours, theirs in zip(expected, answers, strict=True):
         assert theirs == ours

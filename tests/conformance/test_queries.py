@@ -34,6 +34,7 @@ from conveyor.domain.queries import (
     StatsOf,
     TasksAt,
     TasksOf,
+    UnfinishedCrossings,
 )
 from conveyor.domain.schedule import ScheduleStatus
 from conveyor.ports.store import Store
@@ -47,6 +48,7 @@ from tests.builders import (
     ManualClock,
     a_batch,
     a_change,
+    a_crossing,
     a_deletion_intent,
     a_job,
     a_notice,
@@ -199,6 +201,17 @@ async def test_jobs_of_a_caller_come_newest_first(store: Store) -> None:
     matches = await store.find(JobsOf(caller=CALLER, statuses=OPEN, limit=10))
 
     assert [job.job_id for job in matches] == [a_ulid(3), a_ulid(2), a_ulid(1)]
+
+
+async def test_unfinished_changes_come_oldest_first(store: Store) -> None:
+    left = [a_crossing(JobId(a_ulid(9 - n)), made_at=T0 + n) for n in range(4)]
+    await keep(store, *reversed(left))
+
+    matches = await store.find(UnfinishedCrossings(limit=10))
+    first = await store.find(UnfinishedCrossings(limit=2))
+
+    assert matches == left
+    assert first == left[:2]
 
 
 async def test_jobs_of_a_caller_can_be_narrowed_and_paged(store: Store) -> None:

@@ -17,9 +17,10 @@ from zenrows.batch import ZenRowsBatchClient
 from tests.api import contract
 from tests.contract.sdk_table import TABLE, Use, names_of, public_names
 from tests.contract.server import ContractServer, a_receiver
-from tests.e2e.cloud import a_cloud
+from tests.e2e.cloud import a_cloud, on_postgres
 from tests.e2e.postgres import a_deployment
 from tests.e2e.programs import a_server, a_site
+from tests.servers import a_postgres
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +48,7 @@ class Judge:
             self.seen.add((request.method, path.removeprefix("/v1")))
 
 
-@pytest.fixture(scope="module", params=["embedded", "postgres", "aws"])
+@pytest.fixture(scope="module", params=["embedded", "postgres", "aws", "mixed"])
 def engine(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
@@ -85,6 +86,11 @@ def _serving(request: pytest.FixtureRequest, engine: str, folder: Path) -> Itera
         with a_deployment(folder, "fsync=off") as deployment:
             deployment.cloud.workers(2)
             yield deployment.cloud.api()
+        return
+    if engine == "mixed":
+        with a_postgres() as tasks, a_cloud(request, folder, **on_postgres(tasks)) as cloud:
+            cloud.workers(2)
+            yield cloud.api()
         return
     with a_cloud(request, folder, redis=request.getfixturevalue("redis")) as cloud:
         cloud.workers(2)

@@ -19,7 +19,7 @@ import pytest
 
 from tests.conformance.coordinators import a_space
 from tests.e2e.programs import KEY, program_for, until
-from tests.servers import ACCESS_KEY, SECRET_KEY
+from tests.servers import ACCESS_KEY, SECRET_KEY, Postgres
 
 Process = subprocess.Popen[bytes]
 
@@ -85,9 +85,10 @@ class Cloud:
 
 @contextmanager
 def a_cloud(
-    request: pytest.FixtureRequest, folder: Path, *, redis: str | None = None
+    request: pytest.FixtureRequest, folder: Path, *, redis: str | None = None, **more: str
 ) -> Iterator[Cloud]:
-    """A deployment of its own on the servers of this session; `redis` is its URL, if it has one."""
+    """A deployment of its own on the servers of this session; `redis` is its URL, if it has one.
+    `more` are other settings."""
     name = a_space()
     ministack = request.getfixturevalue("ministack")
     environ = {
@@ -111,6 +112,7 @@ def a_cloud(
         "CONVEYOR_PORT": "0",
         "CONVEYOR_METRICS_PORT": "0",
         "CONVEYOR_ALLOW_PRIVATE_TARGETS": "on",
+        **more,
     }
     cloud = Cloud(environ, folder)
     cloud.run("init")
@@ -118,6 +120,11 @@ def a_cloud(
         yield cloud
     finally:
         cloud.end()
+
+
+def on_postgres(database: Postgres) -> dict[str, str]:
+    """The settings of a cloud whose tasks are in this database."""
+    return {"CONVEYOR_TASK_STORE": "postgres", "CONVEYOR_DATABASE_URL": database.url}
 
 
 @contextmanager

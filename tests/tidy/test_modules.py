@@ -6,7 +6,9 @@ import ast
 import re
 from collections import Counter
 
-from tests.tidy.sources import ALL_PYTHON, CODE, modules
+import pytest
+
+from tests.tidy.sources import ALL_PYTHON, CODE, ROOT, modules
 
 FILE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
@@ -52,3 +54,13 @@ def test_no_folder_of_the_product_has_more_than_twenty_modules() -> None:
 
     assert counts
     assert {folder: n for folder, n in counts.items() if n > FOLDER_MODULES_MAX} == {}
+
+
+@pytest.mark.parametrize("engine", ["postgres", "sqlite"])
+def test_the_scripts_of_a_schema_are_numbered_without_a_gap(engine: str) -> None:
+    """Two changes that were made at the same time may have taken the same number."""
+    scripts = (ROOT / "conveyor" / "engines" / engine / "schema").glob("*.sql")
+
+    numbers = sorted(int(script.name.split("_")[0]) for script in scripts)
+
+    assert numbers == list(range(1, len(numbers) + 1))

@@ -19,6 +19,7 @@ from conveyor.domain.changes import (
     BatchKey,
     Change,
     Chunk,
+    CrossingKey,
     Delete,
     Enqueue,
     EventKey,
@@ -49,6 +50,7 @@ from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import (
     Batch,
     CounterSample,
+    Crossing,
     DeletionIntent,
     Event,
     Job,
@@ -80,6 +82,7 @@ from conveyor.domain.queries import (
     TaskPage,
     TasksAt,
     TasksOf,
+    UnfinishedCrossings,
     UnplacedEvents,
     page_of,
 )
@@ -103,6 +106,7 @@ class Tables:
         self._tasks: dict[Address, Task] = self._tables[TaskKey]
         self._notices: dict[Address, Notice] = self._tables[NoticeKey]
         self._intents: dict[Address, DeletionIntent] = self._tables[ScrubKey]
+        self._crossings: dict[Address, Crossing] = self._tables[CrossingKey]
         self._events: dict[Address, Event] = self._tables[EventKey]
         self._schedules: dict[Address, Schedule] = self._tables[ScheduleKey]
         self._exports: dict[Address, Export] = self._tables[ExportKey]
@@ -140,6 +144,8 @@ class Tables:
                 return self._notices_of(query)
             case DueScrubs():
                 return self._due_deletions(query)
+            case UnfinishedCrossings():
+                return self._unfinished_crossings(query)
             case EventsOf():
                 return self._events_of(query)
             case UnplacedEvents():
@@ -239,6 +245,10 @@ class Tables:
     def _due_deletions(self, query: DueScrubs) -> list[DeletionIntent]:
         rows = [intent for intent in self._intents.values() if intent.due_at <= query.due_by]
         return sorted(rows, key=lambda intent: (intent.due_at, intent.scrub_id))[: query.limit]
+
+    def _unfinished_crossings(self, query: UnfinishedCrossings) -> list[Crossing]:
+        rows = sorted(self._crossings.values(), key=lambda row: (row.made_at, row.job_id))
+        return rows[: query.limit]
 
     def _events_of(self, query: EventsOf) -> list[Event]:
         rows = [

@@ -24,6 +24,7 @@ from conveyor.domain.ids import JobId, RunId, TaskId
 from conveyor.domain.model import (
     Batch,
     CounterSample,
+    Crossing,
     DeletionIntent,
     Event,
     Job,
@@ -53,6 +54,7 @@ from conveyor.domain.queries import (
     TaskPage,
     TasksAt,
     TasksOf,
+    UnfinishedCrossings,
     UnplacedEvents,
 )
 from conveyor.domain.schedule import Schedule
@@ -231,6 +233,7 @@ async def _fill(dry: Sequence[Stream], count: int, reach: ReadBudget | None) -> 
 
 
 _FIRST = " "  # Sorts before every character of ids.
+_EVER = 9e10  # Seconds: after every instant that a row has, and no longer than `stamp` allows.
 _ALL = 1000  # The read-ahead of queries without a limit.
 
 Passes = Callable[[Any], bool]
@@ -238,6 +241,7 @@ DueQuery = (
     BatchesIn
     | DueNotices
     | DueScrubs
+    | UnfinishedCrossings
     | UnplacedEvents
     | DueSchedules
     | DueExports
@@ -290,6 +294,8 @@ def _plan_of(query: DueQuery) -> tuple[list[Range], type[msgspec.Struct], Passes
             return ranges, Notice, lambda row: row.status in statuses and row.due_at <= by
         case DueScrubs(due_by=by):
             return due("Scrub", before=by), DeletionIntent, lambda row: row.due_at <= by
+        case UnfinishedCrossings():
+            return due("Crossing", before=_EVER), Crossing, lambda _: True
         case UnplacedEvents(before=by):
             ranges = due("Event", ["new"], before=by)
             return ranges, Event, lambda row: row.seq == 0 and row.occurred_at < by

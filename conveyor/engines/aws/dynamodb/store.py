@@ -23,14 +23,13 @@ from conveyor.domain.changes import (
     Verdict,
 )
 from conveyor.domain.ids import JobId, RunId
-from conveyor.domain.model import TaskRef
 from conveyor.domain.queries import AnyQuery, Q, Query, TaskPage, TasksOf
 from conveyor.engines.aws.dynamodb import deletion, ingest, queries, transactions
 from conveyor.engines.aws.dynamodb.table import Table
 from conveyor.engines.aws.dynamodb.transactions import ThrottledWrite, apply_settles
 from conveyor.engines.aws.gather import gather
-from conveyor.ports.errors import PartlyUnavailable, QueueGone, Unavailable
-from conveyor.ports.queue import Queue
+from conveyor.ports.errors import PartlyUnavailable, Unavailable
+from conveyor.ports.queue import Queue, send_opening
 
 
 class DynamoStore:
@@ -82,11 +81,11 @@ class DynamoStore:
                 if isinstance(effect, OpenQueue):
                     await self._queue.open_run(effect.run_id)
                 else:
-                    await self._send(effect.refs)
+                    await send_opening(self._queue, effect.refs)
         return verdict
 
     async def put_chunk(self, chunk: Chunk) -> Verdict:
-        return await ingest.put_chunk(self._table, chunk, self._send)
+        return await ingest.put_chunk(self._table, chunk, partial(send_opening, self._queue))
 
     async def find(self, query: Query[Q]) -> list[Q]:
         return cast("list[Q]", await queries.find(self._table, cast("AnyQuery", query)))
@@ -99,21 +98,6 @@ class DynamoStore:
 
     async def delete_expired(self, now: float) -> int:
         return await deletion.delete_expired(self._table, now)
-
-    async def _send(self, refs: Sequence[TaskRef]) -> None:
-        """Sends references. A queue is created together with its run; if it was lost since, or the
-        process that created the run stopped in between, it is created here.
-
-        Raises Unavailable if the queue is removed again meanwhile, because its run ended.
-        """
-        try:
-            await self._queue.send(refs)
-        except QueueGone:
-            await gather(self._queue.open_run, sorted({ref.run_id for ref in refs}))
-            try:
-                await self._queue.send(refs)
-            except QueueGone as error:
-                raise Unavailable("the queue of a run was removed meanwhile") from error
 
 
 def _waves(changes: Sequence[Change]) -> list[list[int]]:

@@ -10,6 +10,7 @@ from conveyor.engines.aws.dynamodb.keys import item_key
 from tests.builders import (
     a_batch,
     a_budget,
+    a_crossing,
     a_deletion_intent,
     a_feed,
     a_job,
@@ -47,6 +48,7 @@ STORED: list[tuple[Row, str, str]] = [
     (a_record(), "Key#key-1", "Key"),
     (a_notice(), "Notice#NOTICE00000000000000000001", "Notice"),
     (a_deletion_intent(), "Scrub#scrub-1", "Scrub"),
+    (a_crossing(), JOB, "Crossing"),
     (an_input(), "Input#00000000000000000000000301", "Input"),
     (an_event(), CALLER, "Event#event-1"),
     (a_feed(), CALLER, "Feed"),
