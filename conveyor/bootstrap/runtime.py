@@ -39,7 +39,7 @@ from conveyor.api.server.auth import Authenticator, KeyList, Origins, Passthroug
 from conveyor.bootstrap.body_memory import body_limits
 from conveyor.config import BadSettings, KeyFile, Settings, environ_of, load_otlp_settings
 from conveyor.domain import ids, limits
-from conveyor.domain.submit.scraper_params import DIRECT_SUPPORT, REMOTE_SUPPORT
+from conveyor.domain.submit.scraper_params import REMOTE_SUPPORT
 from conveyor.domain.submit.target import TargetPolicy
 from conveyor.engines.executor import COMPUTE_THREADS_MAX, ThreadExecutor
 from conveyor.engines.http.direct import DirectGateway
@@ -54,6 +54,7 @@ from conveyor.engines.system import (
     refuse_lost_secret,
     secret_of,
 )
+from conveyor.gateway.content import direct_support, open_processor
 from conveyor.http_client.connection_limits import PoolLimits
 from conveyor.http_client.pool import HttpPool
 from conveyor.ports.blobs import Blobs
@@ -480,7 +481,7 @@ def make_env(
             shard_count=settings.shard_count,
             max_inflight=settings.max_inflight,
             targets=targets if settings.gateway_url == DIRECT else None,
-            gateway=DIRECT_SUPPORT if settings.gateway_url == DIRECT else REMOTE_SUPPORT,
+            gateway=direct_support() if settings.gateway_url == DIRECT else REMOTE_SUPPORT,
             has_gateway_key=has_key(settings.gateway_url),
             webhooks=targets,
             knows_costs=settings.gateway_url == DIRECT or settings.credit_micros is not None,
@@ -514,16 +515,15 @@ def _shared_pace(settings: Settings) -> BatchingConfig:
 
 @contextmanager
 def _gateway(settings: Settings, env: Context) -> Iterator[Gateway]:
-    """Opens the gateway. The operator chooses the address of a remote gateway, so it may be a
-    private one."""
-    if settings.gateway_url == DIRECT:
-        with _pool(_targets(settings), _pool_limits(settings)) as pool:
-            yield DirectGateway(pool, now=env.now)
-    else:
-        with _pool(TargetPolicy(allow_private=True), _pool_limits(settings)) as pool:
-            yield ZenrowsGateway(
-                pool, settings.gateway_url, now=env.now, credit_micros=settings.credit_micros
-            )
+    """Opens the gateway. The operator chooses the address of a remote one: it may be private."""
+    is_direct = settings.gateway_url == DIRECT
+    targets = _targets(settings) if is_direct else TargetPolicy(allow_private=True)
+    with _pool(targets, _pool_limits(settings)) as pool, open_processor(env.executor) as processor:
+        if is_direct:
+            yield DirectGateway(pool, now=env.now, processor=processor)
+        else:
+            price = settings.credit_micros
+            yield ZenrowsGateway(pool, settings.gateway_url, now=env.now, credit_micros=price)
 
 
 @contextmanager

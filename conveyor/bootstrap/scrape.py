@@ -12,10 +12,12 @@ from contextlib import ExitStack, contextmanager
 
 from conveyor.config import Settings
 from conveyor.domain import limits
+from conveyor.domain.submit.scraper_params import REMOTE_SUPPORT, GatewaySupport
 from conveyor.domain.submit.target import TargetPolicy
 from conveyor.engines.executor import COMPUTE_THREADS_MAX, ThreadExecutor
 from conveyor.engines.http.direct import DirectGateway
-from conveyor.engines.http.proxy import RotatingGateway, parse_proxy, proxied_gateway
+from conveyor.engines.http.proxy import Connections, RotatingGateway, parse_proxy, proxied_gateway
+from conveyor.gateway.content import direct_support, open_processor
 from conveyor.http_client.connection_limits import PoolLimits
 from conveyor.http_client.pool import HttpPool, default_tls
 from conveyor.ports.gateway import Gateway
@@ -56,15 +58,23 @@ def open_scrape_gateway(
                 credit_micros=settings.credit_micros,
             )
         elif proxies:
+            processor = stack.enter_context(open_processor(executor))
+            connections = Connections(policy, pool_limits, tls, executor)
             proxied = [
                 stack.enter_context(
-                    proxied_gateway(parse_proxy(text), policy, pool_limits, tls, executor, now=now)
+                    proxied_gateway(parse_proxy(text), connections, now=now, processor=processor)
                 )
                 for text in proxies
             ]
             yield RotatingGateway(proxied)
         else:
-            yield DirectGateway(pool(policy), now=now)
+            processor = stack.enter_context(open_processor(executor))
+            yield DirectGateway(pool(policy), now=now, processor=processor)
+
+
+def find_support(settings: Settings) -> GatewaySupport:
+    """Returns what the gateway that the settings name does for a scrape."""
+    return direct_support() if settings.gateway_url == DIRECT else REMOTE_SUPPORT
 
 
 def check_proxy(text: str) -> None:

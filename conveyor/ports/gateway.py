@@ -132,6 +132,35 @@ class Deferred(msgspec.Struct, frozen=True, kw_only=True):
 Outcome = Scraped | NotScraped | Deferred
 
 
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """What a site answered, before it is judged. The names of headers are in lower case. `url` is
+    that of the last redirect."""
+
+    url: str
+    status: int
+    headers: Mapping[str, str]
+    content_type: str
+    body: bytes
+
+
+class PageProcessor(Protocol):
+    """Decides whether what a site answered is a page, and makes the document that the parameters
+    ask for. Laws:
+
+    - What it cannot do for these parameters it names, and never ignores.
+    - It ends within `deadline_s` and holds a bounded amount of memory, whatever the page contains.
+    """
+
+    def find_unsupported(self, params: Mapping[str, str]) -> list[str]:
+        """Returns the parameters that a gateway with this processor does not honour."""
+
+    def judge(self, page: Page) -> NotScraped | None:
+        """Returns the failure if the answer is recognised as no page. Its body may be missing."""
+
+    async def process(self, request: ScrapeRequest, page: Page, *, deadline_s: float) -> Outcome:
+        """Returns the document for a page with a status that counts as a success."""
+
+
 class Gateway(Protocol):
     """Laws:
 

@@ -16,7 +16,8 @@ from conveyor.domain import quota as quotas
 from conveyor.domain.changes import ROW_KINDS, Row
 from conveyor.domain.run import wait_reason
 from conveyor.domain.run.settlement import BACKOFF
-from conveyor.domain.submit.scraper_params import DIRECT_PARAMS, PARAMS
+from conveyor.domain.submit.conditions import CONDITIONS
+from conveyor.domain.submit.scraper_params import DIRECT_PARAMS, OWN_PARAMS, PARAMS
 from conveyor.schemas.problem_codes import PROBLEM_CODES
 from conveyor.ui.words import WAITS
 from tests.tidy import doc_comments
@@ -326,13 +327,35 @@ def routes() -> str:
 
 def params() -> str:
     return table(
-        ("parameter", "meaning", "direct fetch", "ZenRows-compatible gateway"),
+        ("parameter", "meaning", "direct fetch", "`conveyor gateway`", "hosted gateway"),
         (
-            (code(key), meaning, DIRECT_PARAMS.get(key, "refused"), _sent_on(key))
+            (
+                code(key),
+                meaning,
+                _honoured(DIRECT_PARAMS, key),
+                _honoured(OWN_PARAMS, key),
+                _sent_on(key),
+            )
             for key, meaning in sorted(PARAMS.items())
         ),
     )
 
 
+def _honoured(params: Mapping[str, str], key: str) -> str:
+    """Returns what a gateway does with a parameter, or with each value of it that it honours."""
+    values = {
+        name.removeprefix(f"{key}="): words
+        for name, words in params.items()
+        if name.startswith(f"{key}=")
+    }
+    words = [params[key]] if key in params else []
+    words += [
+        text if code(value) in text else f"{code(value)} {text}" for value, text in values.items()
+    ]
+    return "; ".join(words) or "refused"
+
+
 def _sent_on(key: str) -> str:
+    if key in CONDITIONS:
+        return "honoured on the body that the gateway returns"
     return "sent as headers" if key == "custom_headers" else "sent on"

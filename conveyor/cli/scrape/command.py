@@ -324,10 +324,9 @@ def headers_from(arguments: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _support(settings: Settings) -> GatewaySupport:
-    from conveyor.bootstrap.scrape import DIRECT
-    from conveyor.domain.submit.scraper_params import DIRECT_SUPPORT, REMOTE_SUPPORT
+    from conveyor.bootstrap.scrape import find_support
 
-    return DIRECT_SUPPORT if settings.gateway_url == DIRECT else REMOTE_SUPPORT
+    return find_support(settings)
 
 
 def options_from(settings: Settings, arguments: Mapping[str, Any]) -> ScrapeOptions:

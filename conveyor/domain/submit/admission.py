@@ -320,7 +320,7 @@ def check_task(
     if draft.flaw is not None:
         raise Refusal(draft.flaw)
     url = _check_url(draft.url, targets)
-    params, headers = _check_task_params(draft.params, support)
+    params, headers = _check_task_params(draft.params, job_params, support)
     method = Method.GET
     if draft.method is not None:
         method = _check_method(draft.method, {**job_params, **(params or {})})
@@ -406,7 +406,7 @@ def _shorten(url: str) -> str:
 
 
 def _check_task_params(
-    value: object, support: GatewaySupport
+    value: object, job_params: Mapping[str, str], support: GatewaySupport
 ) -> tuple[dict[str, str] | None, dict[str, str] | None]:
     if value is None:
         return None, None
@@ -415,7 +415,7 @@ def _check_task_params(
     params: ParamInput = value
     try:
         checked = check_params(params)
-        support.check(checked.values)
+        support.check(checked.values, job_params)
     except InvalidParam as error:
         raise Refusal(error.reason, error.key[:64]) from error
     return checked.values or None, checked.headers

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import msgspec
 
 from conveyor.domain import limits
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import Format, Result
+from conveyor.domain.submit.conditions import CONDITIONS, find_invalid
 
 
 class _Doubled(Exception):
@@ -65,7 +67,10 @@ PARAMS: Mapping[str, str] = {
     "js_instructions": "A list of browser actions, as JSON text; needs `js_render`.",
     "js_render": "Renders the page in a browser.",
     "json_response": "Returns the page with its network requests as JSON; needs `js_render`.",
+    "min_bytes": "A page with fewer bytes is no success.",
     "mode": "`auto`: the gateway chooses rendering and proxies by itself.",
+    "must_contain": "A page without this text is no success.",
+    "must_match": "A page that this pattern (RE2) does not match is no success.",
     "original_status": "Returns the status of the site instead of the gateway's.",
     "outputs": "Kinds of data to return, such as `emails,links`.",
     "premium_proxy": "Fetches the page through a residential proxy.",
@@ -75,15 +80,23 @@ PARAMS: Mapping[str, str] = {
     "wait": "Milliseconds that a rendered page is left to load; needs `js_render`.",
     "wait_for": "A CSS selector that a rendered page must have first; needs `js_render`.",
 }
-# What a direct fetch does with the parameters that it honours. It has no browser, no proxies of a
-# country and no parser; a list that needs one of them is refused when it is submitted.
+# What a direct fetch does with the parameters that it honours. It has no browser and no proxies of
+# a country; a list that needs one of them is refused when it is submitted. Of a parameter with `=`,
+# it honours only that value.
 DIRECT_PARAMS: Mapping[str, str] = {
-    "allowed_status_codes": "honoured",
+    "allowed_status_codes": "honoured; the content of such a page is not judged",
+    "autoparse": "with `conveyor[gateway]`: JSON-LD, microdata and OpenGraph of the page",
+    "css_extractor": "with `conveyor[gateway]`",
     "custom_headers": "honoured",
+    "min_bytes": "honoured",
+    "must_contain": "honoured",
+    "must_match": "honoured",
     "original_status": "always so: the status of the site is the only one",
+    "outputs": "with `conveyor[gateway]`",
+    "response_type=markdown": "with `conveyor[gateway]`",
+    "response_type=plaintext": "with `conveyor[gateway]`",
 }
-# What `conveyor gateway` does with the parameters that it honours. Of a parameter with `=`, it
-# honours only that value.
+# The same of `conveyor gateway`.
 OWN_PARAMS: Mapping[str, str] = {
     "allowed_status_codes": "honoured",
     "block_resources": "honoured",
@@ -97,6 +110,26 @@ OWN_PARAMS: Mapping[str, str] = {
     "wait": "honoured, up to 30 s",
     "wait_for": "honoured, up to 60 s",
 }
+# The parameters that turn a page into another document. A page has one of them, because it has one
+# result.
+EXTRACTING = frozenset({"autoparse", "css_extractor", "outputs", "response_type"})
+# The kinds of data that `outputs` may name; `*` names all.
+OUTPUTS = frozenset(
+    {
+        "audios",
+        "emails",
+        "favicon",
+        "hashtags",
+        "headings",
+        "images",
+        "links",
+        "menus",
+        "metadata",
+        "phone_numbers",
+        "tables",
+        "videos",
+    }
+)
 # A parameter with one of these values asks for nothing.
 _OFF = frozenset({"", "false", "0"})
 NOT_WITH_POST = frozenset({"js_render", "js_instructions", "json_response"})
@@ -162,9 +195,14 @@ def check_params(params: ParamInput) -> Params:
 @dataclass(frozen=True, slots=True)
 class GatewaySupport:
     """The parameters that the configured gateway honours. It refuses all others, because ignoring
-    one would return another page than the caller asked for."""
+    one would return another page than the caller asked for.
+
+    `check_selector` returns the error of a selector, for a gateway that selects by itself. Such a
+    gateway checks what it extracts before it fetches anything.
+    """
 
     honoured: frozenset[str]
+    check_selector: Callable[[str], str | None] | None = None
 
     def find_unsupported(self, params: Mapping[str, str]) -> list[str]:
         """Returns the parameters that ask for something that the gateway does not do."""
@@ -176,15 +214,75 @@ class GatewaySupport:
             if params[key].lower() not in _OFF and f"{key}={params[key]}" not in self.honoured
         )
 
-    def check(self, params: Mapping[str, str]) -> None:
-        """Raises InvalidParam for the first parameter that the gateway does not honour."""
+    def check(
+        self, params: Mapping[str, str], job_params: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """Raises InvalidParam for the first parameter that the gateway does not honour.
+
+        `job_params` are those of the job, if `params` are those of a line.
+        """
         for key in self.find_unsupported(params):
-            detail = f"{key} needs a gateway that can do this (CONVEYOR_GATEWAY_URL). "
-            detail += "Here, pages are fetched directly."
-            raise InvalidParam("unsupported_param", key, detail)
+            raise InvalidParam("unsupported_param", key, _remedy(key, params[key]))
+        if self.check_selector is not None:
+            _check_extraction(params, job_params, self.check_selector)
 
 
-DIRECT_SUPPORT = GatewaySupport(frozenset(DIRECT_PARAMS))
+def _remedy(key: str, value: str) -> str:
+    remote = "a gateway that can do this (CONVEYOR_GATEWAY_URL). Here, pages are fetched directly."
+    if key in EXTRACTING and value != "pdf":
+        return f"{key} needs `pip install 'conveyor[gateway]'` where Conveyor runs, or {remote}"
+    return f"{key} needs {remote}"
+
+
+def _check_extraction(
+    params: Mapping[str, str],
+    job_params: Mapping[str, str],
+    check_selector: Callable[[str], str | None],
+) -> None:
+    extracting = find_extracting({**job_params, **params})
+    if len(extracting) > 1 and (clash := extracting & params.keys()):
+        rule = f"cannot be combined with {', '.join(sorted(extracting - {min(clash)}))}"
+        raise _bad_value(min(clash), rule)
+    if params.get("autoparse", "true").lower() not in _OFF | {"true", "1"}:
+        raise _bad_value("autoparse", "must be true or false")
+    for name in split_outputs(params.get("outputs", "")):
+        if name not in OUTPUTS:
+            raise _bad_value("outputs", f"may name {', '.join(sorted(OUTPUTS))}, or be *")
+    for selector in read_extractor(params.get("css_extractor", "")).values():
+        if (error := check_selector(selector)) is not None:
+            raise _bad_value("css_extractor", f"has a selector that cannot be used: {error}")
+
+
+def find_extracting(params: Mapping[str, str]) -> frozenset[str]:
+    """Returns the parameters that ask for another document than the page itself."""
+    return frozenset(key for key in EXTRACTING if params.get(key, "").lower() not in _OFF)
+
+
+def split_outputs(text: str) -> list[str]:
+    """Returns the names in a list such as `emails,links`; for `*` all of them."""
+    names = [name for word in text.split(",") if (name := word.strip())]
+    return sorted(OUTPUTS) if names == ["*"] else names
+
+
+def read_extractor(text: str) -> dict[str, str]:
+    """Reads the JSON of `css_extractor`: names and selectors. Raises InvalidParam."""
+    if text.lower() in _OFF:
+        return {}
+    try:
+        selectors = msgspec.json.decode(text, type=dict[str, str])
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        raise _bad_value("css_extractor", "must be an object of names and selectors") from None
+    if find_doubled_key(text) is not None:
+        raise _bad_value("css_extractor", "has a name twice")
+    if len(selectors) > limits.SELECTORS_MAX:
+        raise _bad_value("css_extractor", f"may have at most {limits.SELECTORS_MAX} selectors")
+    return selectors
+
+
+# A direct fetch without the packages that extract.
+DIRECT_SUPPORT = GatewaySupport(
+    frozenset(key for key in DIRECT_PARAMS if key.partition("=")[0] not in EXTRACTING)
+)
 OWN_SUPPORT = GatewaySupport(frozenset(OWN_PARAMS))
 # A remote gateway refuses by itself what its plan does not include.
 REMOTE_SUPPORT = GatewaySupport(frozenset(PARAMS))
@@ -247,6 +345,8 @@ def _check_combination(values: Mapping[str, str]) -> None:
         raise _bad_value("mode", 'must be "auto"')
     if (chosen := values.get("response_type")) is not None and chosen not in RESPONSE_TYPES:
         raise _bad_value("response_type", f"must be one of {', '.join(sorted(RESPONSE_TYPES))}")
+    if CONDITIONS & values.keys() and (invalid := find_invalid(values)) is not None:
+        raise _bad_value(*invalid)
 
 
 def _are_statuses(text: str) -> bool:

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import msgspec
+import trio
+
 from conveyor.domain.budget import Price
 from conveyor.domain.model import FailureReason
-from conveyor.domain.submit.scraper_params import DIRECT_SUPPORT, allowed_statuses
+from conveyor.domain.submit.scraper_params import GatewaySupport, allowed_statuses
 from conveyor.domain.submit.target import BadUrl, Target, parse_url
 from conveyor.engines.http.failure_mapping import (
     content_type_of,
@@ -23,9 +26,16 @@ from conveyor.engines.http.failure_mapping import (
 from conveyor.http_client.errors import FetchFailed
 from conveyor.http_client.exchange import Request, Response
 from conveyor.http_client.pool import HttpPool
-from conveyor.http_client.redirects import fetch_following, forwardable
+from conveyor.http_client.redirects import Followed, fetch_following, forwardable
 from conveyor.http_client.response_body import ACCEPT_ENCODING
-from conveyor.ports.gateway import NotScraped, Outcome, Scraped, ScrapeRequest
+from conveyor.ports.gateway import (
+    NotScraped,
+    Outcome,
+    Page,
+    PageProcessor,
+    Scraped,
+    ScrapeRequest,
+)
 
 USER_AGENT = "conveyor/0.1"
 # A site cannot delay a retry for longer.
@@ -38,17 +48,33 @@ _DEFAULTS = (
 )
 
 
+_UNPROCESSED = GatewaySupport(
+    frozenset({"allowed_status_codes", "custom_headers", "original_status"})
+)
+
+
 class DirectGateway:
-    def __init__(self, pool: HttpPool, *, now: Callable[[], float]) -> None:
+    """Without a `processor`, every answer with a status of success is a page, and is returned as it
+    is."""
+
+    def __init__(
+        self,
+        pool: HttpPool,
+        *,
+        now: Callable[[], float],
+        processor: PageProcessor | None = None,
+    ) -> None:
         self._pool = pool
         self._now = now
+        self._processor = processor
 
     def price(self, params: Mapping[str, str]) -> Price:
         return Price()
 
     async def scrape(self, request: ScrapeRequest) -> Outcome:
         # The submit has refused these already, unless another gateway was configured then.
-        unsupported = DIRECT_SUPPORT.find_unsupported(request.params)
+        support = self._processor or _UNPROCESSED
+        unsupported = support.find_unsupported(request.params)
         if unsupported:
             detail = f"a direct fetch cannot honour {', '.join(unsupported)}"
             return not_scraped(FailureReason.OTHER, 400, "unsupported_param", detail)
@@ -61,6 +87,7 @@ class DirectGateway:
             return outcome_of(error)
 
     async def _fetch(self, target: Target, request: ScrapeRequest) -> Outcome:
+        deadline = trio.current_time() + request.deadline_s
         allowed = allowed_statuses(request.params)
 
         def wants_body(status: int) -> bool:
@@ -80,12 +107,24 @@ class DirectGateway:
                 memory=request.memory,
             ),
         )
-        response = followed.response
-        if wants_body(response.status):
-            return _page_from(response, None if followed.target is target else followed.target.url)
-        return self._failure(response)
+        page = _page_from(followed)
+        if not wants_body(page.status):
+            return self._failure(followed.response, page)
+        outcome = await self._process(request, page, deadline - trio.current_time())
+        if isinstance(outcome, Scraped) and followed.target is not target:
+            return msgspec.structs.replace(outcome, final_url=page.url)
+        return outcome
 
-    def _failure(self, response: Response) -> NotScraped:
+    async def _process(self, request: ScrapeRequest, page: Page, deadline_s: float) -> Outcome:
+        if self._processor is not None:
+            return await self._processor.process(request, page, deadline_s=deadline_s)
+        return Scraped(status=page.status, content_type=page.content_type, body=page.body)
+
+    def _failure(self, response: Response, page: Page) -> NotScraped:
+        # A challenge may have any status. Its headers tell; its body was not read.
+        recognised = None if self._processor is None else self._processor.judge(page)
+        if recognised is not None:
+            return recognised
         reason, code, retryable = _judge(response.status)
         retry_after_s = parse_retry_after(
             response.header(b"retry-after"), now=self._now(), seconds_max=RETRY_AFTER_S_MAX
@@ -115,12 +154,16 @@ def _judge(status: int) -> tuple[FailureReason, str, bool]:
     return FailureReason.BAD_TARGET, "unexpected_status", False
 
 
-def _page_from(response: Response, final_url: str | None) -> Scraped:
-    return Scraped(
+def _page_from(followed: Followed) -> Page:
+    response = followed.response
+    return Page(
+        url=followed.target.url,
         status=response.status,
+        headers={
+            name.decode("latin-1"): value.decode("latin-1") for name, value in response.headers
+        },
         content_type=content_type_of(response),
         body=response.body,
-        final_url=final_url,
     )
 
 

@@ -26,7 +26,7 @@ from conveyor.http_client.connection_limits import PoolLimits
 from conveyor.http_client.errors import ConnectFailed
 from conveyor.http_client.pool import HttpPool, default_tls
 from conveyor.ports.executor import Executor
-from conveyor.ports.gateway import NotScraped, Outcome, ScrapeRequest
+from conveyor.ports.gateway import NotScraped, Outcome, PageProcessor, ScrapeRequest
 
 SCHEMES = ("http", "https", "socks5")
 # A proxy that failed is tried again after this time, doubled with each failure.
@@ -237,27 +237,36 @@ class ProxiedGateway(msgspec.Struct, frozen=True):
     connector: ProxyConnector
 
 
+class Connections(msgspec.Struct, frozen=True):
+    """What the connections through all proxies have in common."""
+
+    policy: TargetPolicy
+    limits: PoolLimits
+    tls: ssl.SSLContext | None
+    executor: Executor
+
+
 @contextmanager
 def proxied_gateway(
     proxy: Proxy,
-    policy: TargetPolicy,
-    pool_limits: PoolLimits,
-    tls: ssl.SSLContext | None,
-    executor: Executor,
+    connections: Connections,
     *,
     now: Callable[[], float],
+    processor: PageProcessor | None = None,
 ) -> Iterator[ProxiedGateway]:
-    connector = ProxyConnector(proxy, tls)
+    connector = ProxyConnector(proxy, connections.tls)
+    policy = connections.policy
     pool = HttpPool(
         _ProxyPolicy(policy.allow_private, policy.extra_ports, policy.denied_hosts),
-        pool_limits,
+        connections.limits,
         lookup=connector.lookup,
-        tls=tls,
+        tls=connections.tls,
         connect=connector.connect,
-        executor=executor,
+        executor=connections.executor,
     )
     try:
-        yield ProxiedGateway(DirectGateway(pool, now=now), connector)
+        gateway = DirectGateway(pool, now=now, processor=processor)
+        yield ProxiedGateway(gateway, connector)
     finally:
         pool.close()
 

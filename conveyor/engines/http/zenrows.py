@@ -18,6 +18,7 @@ import msgspec
 from conveyor.domain.budget import Price, micros_from, price_of
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.model import FailureReason, RunFailure
+from conveyor.domain.submit.conditions import CONDITIONS, find_unmet
 from conveyor.domain.submit.scraper_params import allowed_statuses
 from conveyor.domain.submit.target import Target, parse_url
 from conveyor.engines.http.direct import RETRY_AFTER_S_MAX, USER_AGENT
@@ -158,7 +159,9 @@ class ZenrowsGateway:
         if is_page and not _run_failure(response):
             page = _page_from(response, self.price(request.params))
             answered = msgspec.structs.replace(report, contact=Contact.ANSWERED)
-            return msgspec.structs.replace(page, report=answered)
+            page = msgspec.structs.replace(page, report=answered)
+            unmet = find_unmet(request.params, page.body, page.content_type)
+            return page if unmet is None else _unmet_condition(unmet, page)
         return msgspec.structs.replace(self._failure(response), report=report)
 
     def _report(self, response: Response) -> GatewayReport:
@@ -190,6 +193,24 @@ class ZenrowsGateway:
         return msgspec.structs.replace(
             failure, credits=spent.credits or 0, cost_micros=spent.cost_micros or 0
         )
+
+
+def _unmet_condition(condition: str, page: Scraped) -> NotScraped:
+    """Returns the failure of a page that the endpoint has charged for."""
+    failure = not_scraped(
+        FailureReason.BLOCKED,
+        422,
+        f"{condition}_not_met",
+        f"the page does not meet {condition}",
+        retryable=True,
+    )
+    return msgspec.structs.replace(
+        failure,
+        credits=page.credits,
+        cost_micros=page.cost_micros,
+        cost_known=page.cost_known,
+        report=page.report,
+    )
 
 
 def _contact(response: Response) -> Contact:
@@ -259,7 +280,9 @@ def has_key(endpoint_url: str) -> bool:
 
 def _target_for(endpoint: Target, request: ScrapeRequest) -> Target:
     # `url` and `apikey` come after the parameters, so that no parameter can replace them.
-    query = {**request.params, "url": request.url}
+    # The conditions are ours: the endpoint would refuse a parameter that it does not know.
+    params = {key: text for key, text in request.params.items() if key not in CONDITIONS}
+    query = {**params, "url": request.url}
     if request.headers:
         # Without this parameter the endpoint does not pass the headers to the target.
         query["custom_headers"] = "true"

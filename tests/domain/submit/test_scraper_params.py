@@ -10,19 +10,33 @@ from hypothesis import strategies as st
 
 from conveyor.domain import limits
 from conveyor.domain.model import Format
+from conveyor.domain.submit.conditions import CONDITIONS
 from conveyor.domain.submit.scraper_params import (
     DIRECT_PARAMS,
     DIRECT_SUPPORT,
+    EXTRACTING,
     PARAMS,
     REMOTE_SUPPORT,
     RESPONSE_TYPES,
+    GatewaySupport,
     InvalidParam,
     check_params,
     content_type_of,
     derive_format,
 )
 
-PLAIN = PARAMS.keys() - {"allowed_status_codes", "custom_headers", "mode", "response_type"}
+PLAIN = PARAMS.keys() - {
+    "allowed_status_codes",
+    "custom_headers",
+    "min_bytes",
+    "mode",
+    "response_type",
+}
+
+EXTRACTING_SUPPORT = GatewaySupport(
+    frozenset(DIRECT_PARAMS),
+    check_selector=lambda selector: "it is bad" if selector == "bad" else None,
+)
 
 
 def reason_of(params_in: dict[str, object]) -> str:
@@ -31,12 +45,12 @@ def reason_of(params_in: dict[str, object]) -> str:
     return refusal.value.reason
 
 
-def test_the_parameters_are_those_of_the_contract_and_extract() -> None:
+def test_the_parameters_are_those_of_the_contract_extract_and_the_conditions() -> None:
     contract = """mode js_render js_instructions custom_headers premium_proxy proxy_country
     session_id original_status allowed_status_codes wait_for wait block_resources json_response
     css_extractor autoparse response_type outputs"""
 
-    assert set(contract.split()) | {"extract"} == PARAMS.keys()
+    assert set(contract.split()) | {"extract"} | CONDITIONS == PARAMS.keys()
 
 
 def test_all_parameters_have_a_size_together() -> None:
@@ -214,13 +228,56 @@ def test_no_number_is_too_large_to_be_refused(key: str) -> None:
 
 @pytest.mark.parametrize("key", sorted(PARAMS))
 def test_each_parameter_is_honoured_or_refused_by_a_direct_fetch(key: str) -> None:
-    honoured = {"allowed_status_codes", "custom_headers", "original_status"}
+    plain = {"allowed_status_codes", "custom_headers", "original_status"} | CONDITIONS
 
-    unsupported = DIRECT_SUPPORT.find_unsupported({key: "auto"})
-
-    assert unsupported == ([] if key in honoured else [key])
-    assert (key in DIRECT_PARAMS) == (key in honoured)
+    assert DIRECT_SUPPORT.find_unsupported({key: "auto"}) == ([] if key in plain else [key])
+    value = "markdown" if key == "response_type" else "auto"
+    assert EXTRACTING_SUPPORT.find_unsupported({key: value}) == (
+        [] if key in plain | EXTRACTING else [key]
+    )
     assert REMOTE_SUPPORT.find_unsupported({key: "auto"}) == []
+
+
+def test_a_direct_fetch_makes_no_pdf() -> None:
+    assert EXTRACTING_SUPPORT.find_unsupported({"response_type": "pdf"}) == ["response_type"]
+    assert EXTRACTING_SUPPORT.find_unsupported({"response_type": "markdown"}) == []
+
+
+@pytest.mark.parametrize(
+    ("params", "key"),
+    [
+        ({"css_extractor": "h1"}, "css_extractor"),
+        ({"css_extractor": '["h1"]'}, "css_extractor"),
+        ({"css_extractor": '{"a": 1}'}, "css_extractor"),
+        ({"css_extractor": '{"a": "h1", "a": "h2"}'}, "css_extractor"),
+        ({"css_extractor": '{"a": "bad"}'}, "css_extractor"),
+        ({"outputs": "emails,nonsense"}, "outputs"),
+        ({"autoparse": "maybe"}, "autoparse"),
+        ({"autoparse": "true", "outputs": "links"}, "autoparse"),
+        ({"css_extractor": '{"a": "h1"}', "response_type": "markdown"}, "css_extractor"),
+    ],
+)
+def test_what_cannot_be_extracted_is_refused_before_anything_is_fetched(
+    params: dict[str, str], key: str
+) -> None:
+    with pytest.raises(InvalidParam) as caught:
+        EXTRACTING_SUPPORT.check(params)
+
+    assert (caught.value.reason, caught.value.key) == ("invalid_param_value", key)
+
+
+def test_a_line_may_not_add_a_second_form_to_that_of_its_job() -> None:
+    job = {"css_extractor": '{"a": "h1"}'}
+
+    with pytest.raises(InvalidParam, match=r"^outputs cannot be combined with css_extractor"):
+        EXTRACTING_SUPPORT.check({"outputs": "links"}, job)
+    EXTRACTING_SUPPORT.check({"outputs": "links", "css_extractor": ""}, job)
+    EXTRACTING_SUPPORT.check({}, job)
+
+
+def test_without_its_packages_extraction_is_refused_with_what_to_install() -> None:
+    with pytest.raises(InvalidParam, match=r"^outputs needs `pip install 'conveyor\[gateway\]'`"):
+        DIRECT_SUPPORT.check({"outputs": "links"})
 
 
 @pytest.mark.parametrize("value", ["false", "False", "0", ""])

@@ -71,6 +71,21 @@ async def test_a_parameter_cannot_replace_the_target_or_the_key(pool: HttpPool) 
     assert (query["url"], query["apikey"]) == ([TARGET], ["KEY"])
 
 
+async def test_conditions_are_checked_here_and_the_call_has_cost_what_it_has_cost(
+    pool: HttpPool,
+) -> None:
+    request = a_request(TARGET, params={"must_contain": "price", "must_match": "x", "wait": "5"})
+    answer = reply(b"page", headers={"X-Request-Cost": "0.002", "X-Request-Credits": "5"})
+    async with raw_server(answering(answer)) as server:
+        outcome = await gateway_to(pool, server).scrape(request)
+
+    query = parse_qs(server.requests[0].split(b" ")[1].decode().partition("?")[2])
+    assert query == {"url": [TARGET], "wait": ["5"]}
+    assert isinstance(outcome, NotScraped)
+    assert (outcome.problem.code, outcome.retryable) == ("must_contain_not_met", True)
+    assert (outcome.credits, outcome.cost_micros, outcome.cost_known) == (5, 2000, True)
+
+
 async def test_custom_headers_and_a_post_body_are_passed_on(pool: HttpPool) -> None:
     request = a_request(
         TARGET,

@@ -1,0 +1,98 @@
+"""Verdicts on the recorded pages: no block page is a success, and no ordinary page is blocked."""
+
+from __future__ import annotations
+
+import pytest
+
+from conveyor.gateway.verdicts import MEANINGS, Verdict, judge, load_rules, read_content
+from conveyor.ports.gateway import Page
+from tests.gateway.recorded import CONTENT, NO_CONTENT, Recorded
+
+
+def name_of(recorded: Recorded) -> str:
+    return recorded.name
+
+
+@pytest.mark.parametrize("recorded", NO_CONTENT, ids=name_of)
+def test_no_recorded_page_without_content_is_taken_for_a_page(recorded: Recorded) -> None:
+    finding = judge(recorded.to_page())
+
+    assert finding is not None
+    assert finding.verdict is recorded.verdict
+
+
+@pytest.mark.parametrize("recorded", CONTENT, ids=name_of)
+def test_no_recorded_page_with_content_is_refused(recorded: Recorded) -> None:
+    assert recorded.verdict is None
+    assert judge(recorded.to_page()) is None
+
+
+def test_the_recorded_set_is_as_large_as_the_document_says() -> None:
+    assert len(NO_CONTENT) >= 40
+    assert len(CONTENT) >= 60
+    assert len({recorded.name for recorded in (*NO_CONTENT, *CONTENT)}) == len(NO_CONTENT) + len(
+        CONTENT
+    )
+
+
+def test_each_verdict_has_a_recorded_page_and_a_meaning() -> None:
+    assert {recorded.verdict for recorded in NO_CONTENT} == set(Verdict)
+    assert MEANINGS.keys() == set(Verdict)
+
+
+def test_rules_have_names_of_their_own_and_texts_in_lower_case() -> None:
+    rules = load_rules()
+
+    assert len({rule.name for rule in rules}) == len(rules)
+    for rule in rules:
+        for text in (*rule.title, *rule.markers, *rule.text, *rule.url, *rule.headers):
+            assert text == text.lower(), rule.name
+
+
+def test_only_hypertext_is_judged_by_what_it_contains() -> None:
+    challenge = NO_CONTENT[1].to_page()
+    as_text = Page(
+        url=challenge.url,
+        status=200,
+        headers={},
+        content_type="application/json",
+        body=challenge.body,
+    )
+
+    assert judge(challenge) is not None
+    assert judge(as_text) is None
+
+
+def test_a_refusal_whose_body_was_not_read_is_judged_by_its_headers() -> None:
+    page = Page(
+        url="https://www.example.com/",
+        status=503,
+        headers={"cf-mitigated": "challenge"},
+        content_type="text/html",
+        body=b"",
+    )
+
+    finding = judge(page)
+
+    assert finding is not None
+    assert finding.verdict is Verdict.CHALLENGE
+
+
+def test_scripts_styles_and_comments_are_no_visible_text() -> None:
+    content = read_content(
+        "<head><title>no</title></head><body>a<script>if (1<2) no</script>b<!-- <p>no -->c"
+        "<style>no</style><noscript>no</noscript> &amp; <input type=hidden><input><img><p>d</p>"
+    )
+
+    assert content.text == "a b c & d"
+    assert content.field_count == 1
+    assert content.image_count == 1
+    assert content.script_chars == len("if (1<2) no")
+
+
+@pytest.mark.parametrize(
+    "piece", ["<", "<!--", "<script>", "</script", "<a ", "<title", "a - ", "&amp", "<input type"]
+)
+def test_no_page_makes_reading_it_take_more_than_its_length(piece: str) -> None:
+    # A reader that went over the rest of the page for each piece would never end here.
+    read_content(piece * (2_000_000 // len(piece)))
