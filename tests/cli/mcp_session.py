@@ -23,7 +23,7 @@ from typing import Any
 
 import trio
 from mcp import Client, StdioServerParameters, stdio_client
-from mcp.types import TextContent
+from mcp.types import CallToolResult, TextContent
 
 from tests.cli.program import CONVEYOR, wait_until
 from tests.e2e.programs import Server
@@ -118,7 +118,19 @@ class Transcript:
     names: dict[str, str] = field(default_factory=dict)
 
     async def call(self, tool: str, **arguments: Any) -> dict[str, Any]:
-        result = await self.client.call_tool(tool, arguments)
+        return self._write(tool, arguments, await self.client.call_tool(tool, arguments))
+
+    async def call_to_end(self, tool: str, **arguments: Any) -> dict[str, Any]:
+        """As `call`. On a busy machine it repeats the call until what it waits for has ended."""
+        while True:
+            result = await self.client.call_tool(tool, arguments)
+            view = result.structured_content or {}
+            if view.get("terminal", view.get("status") == "completed"):
+                return self._write(tool, arguments, result)
+
+    def _write(
+        self, tool: str, arguments: dict[str, Any], result: CallToolResult
+    ) -> dict[str, Any]:
         (block,) = result.content
         assert isinstance(block, TextContent)
         mark = "! " if result.is_error else ""
@@ -149,7 +161,7 @@ async def record(client: Client, server: Server, site: str) -> str:
     urls = [f"{site}/kettle", f"{site}/toaster"]
     await call("submit", urls=["ftp://shop.example/"])
     job = {"job_id": (await call("submit", urls=urls, name="kettles"))["job_id"]}
-    await call("status", **job, wait_s=50)
+    await transcript.call_to_end("status", **job, wait_s=50)
     await call("results", **job, status="failed")
     page = await call("results", **job, status="successful", limit=1)
     task = {"task_id": page["results"][0]["task_id"]}
@@ -157,8 +169,8 @@ async def record(client: Client, server: Server, site: str) -> str:
     await call("content", **job, **task, format="text", offset=12, chars_max=30)
     await call("content", **job, task_id="../../secrets")
     await call("rerun_failed", **job)
-    await call("status", **job, wait_s=50)
-    await call("export", **job, format="csv")
+    await transcript.call_to_end("status", **job, wait_s=50)
+    await transcript.call_to_end("export", **job, format="csv")
     await call("stop", **job)
     await call("list_jobs", limit=1)
     await call("status", job_id="01ARZ3NDEKTSV4RRFFQ69G5FAV")

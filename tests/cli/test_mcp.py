@@ -7,18 +7,18 @@ from pathlib import Path
 
 import httpx
 import httpx2
+import mcp
 import pytest
-from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import TextContent
 
+from conveyor.sdk import Client
 from tests.cli.mcp_session import (
     DOCUMENT,
     SESSIONS,
     framed,
     http_server,
     record_over,
-    shop,
     stdio_session,
     transcript_in,
 )
@@ -55,18 +55,15 @@ async def test_every_tool_and_every_argument_but_the_obvious_describes_itself(se
 
 
 async def test_a_job_that_makes_no_progress_says_why(server: str) -> None:
-    with shop() as site:
-        async with stdio_session(server, "waiting") as client:
-            job = await client.call_tool("submit", {"urls": [f"{site}/kettle"] * 200})
-            assert job.structured_content is not None
-            job_id = job.structured_content["job_id"]
-            headers = {"X-API-Key": "waiting"}
-            with httpx.Client(base_url=server, headers=headers, trust_env=False) as http:
-                paused = http.post(f"/v1/jobs/{job_id}/pause")
-            status = await client.call_tool("status", {"job_id": job_id, "wait_s": 0.1})
-            stopped = await client.call_tool("stop", {"job_id": job_id})
+    with Client(server, "waiting") as caller:
+        job_id = caller.submit({"status": "open"}).job_id
+        caller.pause(job_id)
+        caller.add_tasks(job_id, "https://example.com/", last=True)
 
-    assert paused.is_success
+    async with stdio_session(server, "waiting") as agent:
+        status = await agent.call_tool("status", {"job_id": job_id, "wait_s": 0.1})
+        stopped = await agent.call_tool("stop", {"job_id": job_id})
+
     assert status.structured_content is not None
     assert status.structured_content["waiting_on"]["reason"] == "paused"
     assert stopped.structured_content is not None
@@ -75,13 +72,13 @@ async def test_a_job_that_makes_no_progress_says_why(server: str) -> None:
 
 async def test_over_http_a_bearer_token_is_the_key_of_the_caller(server: str) -> None:
     with http_server(server, "mine") as address:
-        async with Client(address) as client:
+        async with mcp.Client(address) as client:
             await client.call_tool("submit", {"urls": ["https://example.com/"]})
             mine = await client.call_tool("list_jobs", {})
         headers = {"Authorization": "Bearer yours"}
         async with (
             httpx2.AsyncClient(headers=headers) as http,
-            Client(streamable_http_client(address, http_client=http)) as client,
+            mcp.Client(streamable_http_client(address, http_client=http)) as client,
         ):
             yours = await client.call_tool("list_jobs", {})
 
@@ -92,7 +89,7 @@ async def test_over_http_a_bearer_token_is_the_key_of_the_caller(server: str) ->
 
 async def test_the_key_of_the_environment_is_not_lent_to_the_network(server: str) -> None:
     with http_server(server, "mine", "--host", "0.0.0.0") as address:
-        async with Client(address.replace("0.0.0.0", "127.0.0.1")) as client:
+        async with mcp.Client(address.replace("0.0.0.0", "127.0.0.1")) as client:
             refused = await client.call_tool("list_jobs", {})
 
     (block,) = refused.content
