@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 
 from actors.runtime import Child
@@ -19,6 +19,7 @@ from conveyor.engines.executor import COMPUTE_THREADS_MAX, ThreadExecutor
 from conveyor.engines.system import SystemClock
 from conveyor.gateway.browser.chromium import Launcher, find_chromium
 from conveyor.gateway.browser.pool import BrowserPool, default_pages_max
+from conveyor.gateway.content import open_processor
 from conveyor.gateway.guarding_proxy import GuardingProxy
 from conveyor.gateway.server import FetchApp
 from conveyor.gateway.service import Service
@@ -66,11 +67,12 @@ async def open_fetch_service(
     clock = SystemClock()
     # Callers are named only within this process, so the secret need not outlive it.
     authenticator = make_authenticator(settings, randomness.randbytes(32))
-    try:
+    with closing(pool), open_processor(executor) as processor:
         yield FetchService(
             service=Service(
                 pool,
                 browsers,
+                processor,
                 calls_max=settings.gateway.gateway_calls,
                 why_no_browser=HOW_TO_INSTALL,
             ),
@@ -82,5 +84,3 @@ async def open_fetch_service(
             if browsers is not None
             else [],
         )
-    finally:
-        pool.close()

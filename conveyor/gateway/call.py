@@ -13,13 +13,14 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from conveyor.domain.submit.scraper_params import (
-    OWN_SUPPORT,
     PARAMS,
     InvalidParam,
     allowed_statuses,
     check_params,
+    find_extracting,
 )
 from conveyor.domain.submit.target import BadUrl, Target, parse_url
+from conveyor.gateway.content import own_support
 from conveyor.gateway.errors import CallFailed, Fault
 from conveyor.gateway.instructions import Instruction, parse_instructions
 from conveyor.http_client.redirects import forwardable
@@ -85,7 +86,8 @@ class Rendering(msgspec.Struct, frozen=True, kw_only=True):
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     """`partition` names the caller: two of them share no connection. `params` are the checked
-    parameters. Without `rendering` the page is fetched plainly."""
+    parameters. Without `rendering` the page is fetched plainly; with `tries_plain` it is rendered
+    if a plain fetch gets no page."""
 
     partition: str
     method: str
@@ -97,6 +99,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     allowed: frozenset[int] = frozenset()
     keeps_status: bool = False
     rendering: Rendering | None = None
+    tries_plain: bool = False
 
 
 def query_of(query_string: bytes) -> dict[str, str]:
@@ -130,10 +133,10 @@ def call_from(
     wants_headers = params.pop("custom_headers", "").lower() in _ON
     try:
         values = check_params(params).values
-        OWN_SUPPORT.check(values)
+        _SUPPORT.check(values)
     except InvalidParam as error:
         raise bad_parameter(error.detail) from None
-    rendering = _rendering_from(values, own)
+    rendering = _rendering_from(method, values, own)
     if rendering is not None and method != "GET":
         raise bad_parameter("js_render cannot be combined with a body: only GET is rendered.")
     named = {name.lower(): value for name, value in headers}
@@ -148,6 +151,7 @@ def call_from(
         allowed=allowed_statuses(values),
         keeps_status=_is_on(values, "original_status"),
         rendering=rendering,
+        tries_plain=rendering is not None and _tries_plain(values, own),
     )
 
 
@@ -173,18 +177,26 @@ def _custom_headers(headers: Sequence[tuple[str, str]]) -> dict[str, str]:
     }
 
 
-def _rendering_from(values: Mapping[str, str], own: Mapping[str, str]) -> Rendering | None:
+def _rendering_from(
+    method: str, values: Mapping[str, str], own: Mapping[str, str]
+) -> Rendering | None:
     is_pdf = values.get("response_type") == "pdf"
     has_screenshot = any(
         own[name].lower() in _ON for name in ("screenshot", "screenshot_fullpage")
     ) or bool(own["screenshot_selector"])
-    if not _is_on(values, "js_render"):
+    if "mode" in values and "js_render" in values:
+        raise bad_parameter("mode=auto chooses js_render by itself.")
+    chooses = "mode" in values and method == "GET"
+    if not _is_on(values, "js_render") and not chooses:
         needing = [name for name in _OF_THE_BROWSER if values.get(name, "").lower() not in _OFF]
         needing += ["response_type=pdf"] if is_pdf else []
         needing += ["screenshot"] if has_screenshot else []
         if needing:
             raise bad_parameter(f"{needing[0]} needs js_render=true.")
         return None
+    has_other_result = has_screenshot or _is_on(values, "json_response")
+    if find_extracting(values) and not is_pdf and has_other_result:
+        raise bad_parameter("json_response and screenshots have no page to extract from.")
     return Rendering(
         wait_s=_number("wait", values.get("wait") or "0", WAIT_MS_MAX) / 1000,
         wait_for=values.get("wait_for") or None,
@@ -198,6 +210,14 @@ def _rendering_from(values: Mapping[str, str], own: Mapping[str, str]) -> Render
     )
 
 
+def _tries_plain(values: Mapping[str, str], own: Mapping[str, str]) -> bool:
+    """What only a browser can do needs no plain fetch first."""
+    needs_browser = any(values.get(name, "").lower() not in _OFF for name in _OF_THE_BROWSER)
+    changes_page = values.get("response_type") == "pdf" or own != _ONLY_OF_CALLS
+    return "mode" in values and not (needs_browser or changes_page)
+
+
+_SUPPORT = own_support()
 _OFF = frozenset({"", "false", "0"})
 
 

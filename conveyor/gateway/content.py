@@ -17,15 +17,17 @@ from conveyor.domain.model import FailureReason
 from conveyor.domain.submit.conditions import find_unmet, has_conditions
 from conveyor.domain.submit.scraper_params import (
     DIRECT_PARAMS,
-    DIRECT_SUPPORT,
+    OWN_PARAMS,
     GatewaySupport,
+    allowed_statuses,
     find_extracting,
+    without_extraction,
 )
 from conveyor.gateway.extraction.document import NotExtracted, Source, check_selector
 from conveyor.gateway.extraction.pool import ExtractionPool, ExtractionTimedOut, is_installed
 from conveyor.gateway.verdicts import MEANINGS, Finding, judge
 from conveyor.ports.executor import Executor
-from conveyor.ports.gateway import NotScraped, Outcome, Page, Scraped, ScrapeRequest
+from conveyor.ports.gateway import NotScraped, Page, Scraped
 
 # Above it, conditions are checked outside the event loop.
 _CHECKED_AT_ONCE_BYTES = 64 * 1024
@@ -39,9 +41,18 @@ _STATUS_OF = {"not_html": 415, "too_large": 413, "timeout": 504, "invalid_param_
 
 def direct_support() -> GatewaySupport:
     """Returns what direct fetches can do with the packages that are installed."""
-    if not is_installed():
-        return DIRECT_SUPPORT
-    return GatewaySupport(frozenset(DIRECT_PARAMS), check_selector=check_selector)
+    return _support_of(DIRECT_PARAMS)
+
+
+def own_support() -> GatewaySupport:
+    """Returns the same of `conveyor gateway`."""
+    return _support_of(OWN_PARAMS)
+
+
+def _support_of(params: Mapping[str, str]) -> GatewaySupport:
+    if is_installed():
+        return GatewaySupport(frozenset(params), check_selector=check_selector)
+    return without_extraction(params)
 
 
 @contextmanager
@@ -72,20 +83,30 @@ class ContentProcessor:
         finding = judge(page)
         return None if finding is None else failure_from(finding, page.status)
 
-    async def process(self, request: ScrapeRequest, page: Page, *, deadline_s: float) -> Outcome:
+    async def process(
+        self, params: Mapping[str, str], page: Page, *, bytes_max: int, deadline_s: float
+    ) -> Scraped | NotScraped:
         # Without `allowed_status_codes`, only these statuses lead here.
-        if 200 <= page.status < 300 and not _is_allowed(request.params, page.status):
+        if 200 <= page.status < 300 and page.status not in allowed_statuses(params):
             recognised = self.judge(page)
             if recognised is not None:
                 return recognised
-        unmet = await self._find_unmet(request.params, page)
+        unmet = await self._find_unmet(params, page)
         if unmet is not None:
             return _failure(
                 FailureReason.BLOCKED, 422, f"{unmet}_not_met", _CONDITION_DETAILS[unmet], True
             )
-        if not find_extracting(request.params):
+        # A PDF was made by the browser already.
+        if not find_extracting(params) or params.get("response_type") == "pdf":
             return Scraped(status=page.status, content_type=page.content_type, body=page.body)
-        return await self._extract(request, page, deadline_s)
+        source = Source(
+            body=page.body,
+            content_type=page.content_type,
+            url=page.url,
+            params=dict(params),
+            bytes_max=bytes_max,
+        )
+        return await self._extract(source, page.status, deadline_s)
 
     async def _find_unmet(self, params: Mapping[str, str], page: Page) -> str | None:
         if not has_conditions(params):
@@ -94,22 +115,19 @@ class ContentProcessor:
             return find_unmet(params, page.body, page.content_type)
         return await self._executor.run(find_unmet, params, page.body, page.content_type)
 
-    async def _extract(self, request: ScrapeRequest, page: Page, deadline_s: float) -> Outcome:
-        source = Source(
-            body=page.body,
-            content_type=page.content_type,
-            url=page.url,
-            params=dict(request.params),
-            bytes_max=request.body_bytes_max,
-        )
+    async def _extract(
+        self, source: Source, status: int, deadline_s: float
+    ) -> Scraped | NotScraped:
         try:
             converted = await self._pool.extract(source, deadline_s=deadline_s)
         except ExtractionTimedOut as error:
             return _failure(FailureReason.TIMEOUT, 504, "timeout", error.detail, True)
         except NotExtracted as error:
-            status = _STATUS_OF.get(error.code, 422)
-            return _failure(FailureReason.BAD_TARGET, status, error.code, error.detail, False)
-        return Scraped(status=page.status, content_type=converted.content_type, body=converted.body)
+            problem_status = _STATUS_OF.get(error.code, 422)
+            return _failure(
+                FailureReason.BAD_TARGET, problem_status, error.code, error.detail, False
+            )
+        return Scraped(status=status, content_type=converted.content_type, body=converted.body)
 
 
 def failure_from(finding: Finding, status: int) -> NotScraped:
@@ -125,7 +143,3 @@ def _failure(
 ) -> NotScraped:
     problem = make_problem(code, "The answer is not the page", status, detail)
     return NotScraped(reason=reason, problem=problem, retryable=retryable)
-
-
-def _is_allowed(params: Mapping[str, str], status: int) -> bool:
-    return str(status) in params.get("allowed_status_codes", "").replace(" ", "").split(",")

@@ -18,6 +18,7 @@ from conveyor.http_client.errors import (
     OutOfResources,
     TimedOut,
 )
+from conveyor.ports.gateway import NotScraped
 
 
 class Fault(Enum):
@@ -31,6 +32,7 @@ class Fault(Enum):
     METHOD_NOT_ALLOWED = ("REQS005", 405, "The method is not allowed")
     NO_CONTENT = ("RESP001", 422, "The page could not be fetched")
     NOT_FOUND = ("RESP002", 404, "The page does not exist")
+    NOT_EXTRACTED = ("RESP003", 415, "Nothing can be extracted from the page")
     TOO_LARGE = ("RESP005", 413, "The page is too large")
     NO_SUCH_HOST = ("RESP007", 404, "The site does not exist")
     TOO_SLOW = ("CTX0002", 504, "The page took too long")
@@ -83,6 +85,21 @@ def failure_from(error: FetchFailed) -> CallFailed:
             return CallFailed(Fault.UNAVAILABLE, error.detail, retry_after_s=5)
         case _:
             return CallFailed(Fault.NO_CONTENT, error.detail)
+
+
+_FAULTS = {
+    "not_extracted": Fault.NOT_EXTRACTED,
+    "not_html": Fault.NOT_EXTRACTED,
+    "page_soft_404": Fault.NOT_FOUND,
+    "timeout": Fault.TOO_SLOW,
+    "too_large": Fault.TOO_LARGE,
+}
+
+
+def failure_of_content(failure: NotScraped) -> CallFailed:
+    """Returns the failure of an answer that is not the page, or from which nothing is extracted."""
+    fault = _FAULTS.get(failure.problem.code, Fault.NO_CONTENT)
+    return CallFailed(fault, f"{failure.problem.code}: {failure.problem.detail}")
 
 
 def failure_of_status(status: int) -> CallFailed:

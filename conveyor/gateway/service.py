@@ -14,12 +14,15 @@ from typing import Protocol
 import msgspec
 import trio
 
+from conveyor.domain import limits
 from conveyor.gateway.browser.rendering import NotRenderable
 from conveyor.gateway.call import CALL_S_MAX, Call, bad_parameter
-from conveyor.gateway.errors import CallFailed, Fault, failure_of_status
+from conveyor.gateway.errors import CallFailed, Fault, failure_of_content, failure_of_status
 from conveyor.gateway.fetch import fetch_plain
 from conveyor.gateway.page import Page
 from conveyor.http_client.pool import HttpPool
+from conveyor.ports.gateway import NotScraped, PageProcessor
+from conveyor.ports.gateway import Page as JudgedPage
 
 
 class Renderer(Protocol):
@@ -39,9 +42,16 @@ class Service:
     """`calls_max` is the number of calls of one key at the same time."""
 
     def __init__(
-        self, pool: HttpPool, renderer: Renderer | None, *, calls_max: int, why_no_browser: str = ""
+        self,
+        pool: HttpPool,
+        renderer: Renderer | None,
+        processor: PageProcessor,
+        *,
+        calls_max: int,
+        why_no_browser: str = "",
     ) -> None:
         self._pool = pool
+        self._processor = processor
         self._renderer = renderer
         self._why_no_browser = why_no_browser
         self._calls: Counter[str] = Counter()
@@ -72,10 +82,19 @@ class Service:
         """Raises CallFailed. A cancelled call ends its page at once."""
         deadline = trio.current_time() + CALL_S_MAX
         with trio.CancelScope(deadline=deadline) as scope:
-            page = await self._fetch(call, deadline)
-            return _answer_from(call, page)
+            return await self._answer(call, deadline)
         assert scope.cancelled_caught
         raise CallFailed(Fault.TOO_SLOW, f"it took more than {CALL_S_MAX:.0f} s")
+
+    async def _answer(self, call: Call, deadline: float) -> Answer:
+        if call.tries_plain:
+            try:
+                return await self._finish(call, await fetch_plain(self._pool, call, deadline))
+            except CallFailed as failure:
+                # A browser is another visitor, but it cannot change what a URL is.
+                if failure.fault is not Fault.NO_CONTENT or self._renderer is None:
+                    raise
+        return await self._finish(call, await self._fetch(call, deadline))
 
     async def _fetch(self, call: Call, deadline: float) -> Page:
         if call.rendering is None:
@@ -88,20 +107,40 @@ class Service:
             # A download has nothing to render.
             return await fetch_plain(self._pool, call, deadline)
 
+    async def _finish(self, call: Call, page: Page) -> Answer:
+        """Judges the page and makes the document that the call wants. Raises CallFailed."""
+        is_success = 200 <= page.status < 300 or page.status in call.allowed
+        keeps_status = call.keeps_status or page.status in call.allowed
+        if not is_success and not call.keeps_status:
+            raise failure_of_status(page.status)
+        body, content_type = page.body, page.content_type
+        if is_success:
+            outcome = await self._processor.process(
+                call.params,
+                _judged_page(page),
+                bytes_max=limits.BODY_BYTES_MAX,
+                deadline_s=CALL_S_MAX,
+            )
+            if isinstance(outcome, NotScraped):
+                raise failure_of_content(outcome)
+            body, content_type = outcome.body, outcome.content_type
+        if call.rendering is not None and call.rendering.is_json and page.report is not None:
+            body, content_type = _json_of(page), "application/json"
+        return Answer(
+            status=page.status if keeps_status else 200,
+            content_type=content_type,
+            body=body,
+            page=page,
+        )
 
-def _answer_from(call: Call, page: Page) -> Answer:
-    is_success = 200 <= page.status < 300 or page.status in call.allowed
-    if not is_success and not call.keeps_status:
-        raise failure_of_status(page.status)
-    keeps_status = call.keeps_status or page.status in call.allowed
-    body, content_type = page.body, page.content_type
-    if call.rendering is not None and call.rendering.is_json and page.report is not None:
-        body, content_type = _json_of(page), "application/json"
-    return Answer(
-        status=page.status if keeps_status else 200,
-        content_type=content_type,
-        body=body,
-        page=page,
+
+def _judged_page(page: Page) -> JudgedPage:
+    return JudgedPage(
+        url=page.url,
+        status=page.status,
+        headers=dict(page.headers),
+        content_type=page.content_type,
+        body=page.body,
     )
 
 

@@ -157,7 +157,9 @@ class PageProcessor(Protocol):
     def judge(self, page: Page) -> NotScraped | None:
         """Returns the failure if the answer is recognised as no page. Its body may be missing."""
 
-    async def process(self, request: ScrapeRequest, page: Page, *, deadline_s: float) -> Outcome:
+    async def process(
+        self, params: Mapping[str, str], page: Page, *, bytes_max: int, deadline_s: float
+    ) -> Scraped | NotScraped:
         """Returns the document for a page with a status that counts as a success."""
 
 

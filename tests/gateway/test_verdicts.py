@@ -45,7 +45,7 @@ def test_rules_have_names_of_their_own_and_texts_in_lower_case() -> None:
 
     assert len({rule.name for rule in rules}) == len(rules)
     for rule in rules:
-        for text in (*rule.title, *rule.markers, *rule.text, *rule.url, *rule.headers):
+        for text in (*rule.title, *rule.markers, *rule.also, *rule.text, *rule.url, *rule.headers):
             assert text == text.lower(), rule.name
 
 

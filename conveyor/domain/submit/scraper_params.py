@@ -98,12 +98,13 @@ DIRECT_PARAMS: Mapping[str, str] = {
 }
 # The same of `conveyor gateway`.
 OWN_PARAMS: Mapping[str, str] = {
-    "allowed_status_codes": "honoured",
+    **{key: words for key, words in DIRECT_PARAMS.items() if key != "original_status"},
     "block_resources": "honoured",
     "custom_headers": "honoured, and sent only to the origin of the URL",
     "js_instructions": "honoured",
     "js_render": "honoured: a browser renders the page",
     "json_response": "honoured",
+    "mode": "honoured: a browser renders what a plain fetch does not get",
     "original_status": "honoured",
     "response_type=pdf": "`pdf` honoured",
     "session_id": "honoured: without proxies, all pages have one address",
@@ -279,11 +280,18 @@ def read_extractor(text: str) -> dict[str, str]:
     return selectors
 
 
-# A direct fetch without the packages that extract.
-DIRECT_SUPPORT = GatewaySupport(
-    frozenset(key for key in DIRECT_PARAMS if key.partition("=")[0] not in EXTRACTING)
-)
-OWN_SUPPORT = GatewaySupport(frozenset(OWN_PARAMS))
+def without_extraction(params: Mapping[str, str]) -> GatewaySupport:
+    """Returns the support of a gateway that lacks the packages that extract."""
+    return GatewaySupport(
+        frozenset(
+            key
+            for key in params
+            if key == "response_type=pdf" or key.partition("=")[0] not in EXTRACTING
+        )
+    )
+
+
+DIRECT_SUPPORT = without_extraction(DIRECT_PARAMS)
 # A remote gateway refuses by itself what its plan does not include.
 REMOTE_SUPPORT = GatewaySupport(frozenset(PARAMS))
 

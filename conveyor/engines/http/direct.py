@@ -117,7 +117,9 @@ class DirectGateway:
 
     async def _process(self, request: ScrapeRequest, page: Page, deadline_s: float) -> Outcome:
         if self._processor is not None:
-            return await self._processor.process(request, page, deadline_s=deadline_s)
+            return await self._processor.process(
+                request.params, page, bytes_max=request.body_bytes_max, deadline_s=deadline_s
+            )
         return Scraped(status=page.status, content_type=page.content_type, body=page.body)
 
     def _failure(self, response: Response, page: Page) -> NotScraped:

@@ -91,6 +91,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     url: tuple[str, ...] = ()  #: The final URL contains one of them.
     title: tuple[str, ...] = ()  #: The title, or a part of it, is one of them.
     markers: tuple[str, ...] = ()  #: The source contains one of them.
+    also: tuple[str, ...] = ()  #: The source contains one of them too.
     text: tuple[str, ...] = ()  #: The visible text contains one of them.
     text_chars_max: int | None = None
     bytes_max: int = READ_BYTES_MAX
@@ -151,8 +152,9 @@ def _source_holds(rule: Rule, facts: PageFacts) -> bool:
     )
     if any(bound is not None and actual > bound for bound, actual in bounds):
         return False
-    if rule.markers and not any(marker in facts.source for marker in rule.markers):
-        return False
+    for markers in (rule.markers, rule.also):
+        if markers and not any(marker in facts.source for marker in markers):
+            return False
     return not rule.text or any(text in facts.content.text for text in rule.text)
 
 
