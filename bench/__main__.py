@@ -21,6 +21,7 @@ QUESTIONS = {
     "httpclient": "What does one request cost our pool, aiohttp and httpx?",
     "clients": "What do 10,000 downloads cost the asyncio and sync client, beside the Trio client?",
     "cost": "What does a million tasks cost on AWS, alone and on a fleet: the whole bill?",
+    "cost_processes": "Do six real processes make as many calls as the model of `cost` says?",
     "cost_steps": "What does a task cost on AWS by step, beside the reference design?",
     "small_jobs": "What do a job of ten tasks and an hour without work cost on AWS, by step?",
     "scale": "Where is the next limit of a fleet on AWS, and what lifts it?",

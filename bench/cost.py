@@ -4,6 +4,7 @@ The real workers run in virtual time on modelled AWS, as in `bench scale`, on a 
 throughput, and a meter counts every call of every process. Only a part of the million is run
 (`--part`); the bill is scaled to a million tasks. Short lists are part of the fleet's bill, so a
 smaller part shows a dearer fleet: compare bills of the same part. Hours follow from the rate.
+A short job and an idle worker are shown by step (`python -m bench small_jobs`), and
 `python -m bench cost_steps` shows the calls of one worker by step, on local servers.
 """
 
@@ -13,11 +14,13 @@ import argparse
 import gc
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 
 import msgspec
 import trio
 
+from bench import small_jobs
 from bench.fleet import LONG, Fleet, Plan, a_fleet
 from bench.reference_design import RECEIVES, seeds_path
 from bench.scale import FRESH_MAX, WARM, arrive, count_done, insist, teller
@@ -54,24 +57,28 @@ class Usage(msgspec.Struct, frozen=True):
         return sum(self.usd.values())
 
 
-class Before(msgspec.Struct, frozen=True):
-    """What an earlier commit was measured at, in the same way."""
+class Bill(msgspec.Struct, frozen=True):
+    """What a design or a commit comes to: USD are those of a million tasks, the rest is of one task
+    of the fleet."""
 
     name: str
+    alone_usd: float
     usd: float
     calls: float
     write_units: float
     redis_calls: float
 
 
-# Of bench/results/scale.md at this commit: 50 workers, 8 shards, warm, a part of 20,000 tasks.
-BEFORE = Before("e6edaa4^", usd=10.00, calls=8.62, write_units=5.45, redis_calls=6.62)
+# Of bench/results/scale.md at this commit: 50 workers, 8 shards, warm, a part of 20,000 tasks. The
+# bill of one list alone was measured in the same way. A first claim still had a write there.
+BEFORE = Bill("f8b26e8", alone_usd=7.74, usd=10.00, calls=8.62, write_units=5.45, redis_calls=6.62)
+SMALL_JOBS, SMALL_WORKERS = 60, 10
 
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench cost", description=__doc__)
-    parser.add_argument("--part", type=int, default=100_000, help="tasks of the long list")
-    parser.add_argument("--alone-part", type=int, default=20_000, help="the same, for one list")
+    parser.add_argument("--part", type=int, default=200_000, help="tasks of the long list")
+    parser.add_argument("--alone-part", type=int, default=100_000, help="the same, for one list")
     parser.add_argument("--workers", type=int, default=50, help="workers of the fleet")
     parser.add_argument("--callers", type=int, default=200, help="those with a short list")
     parser.add_argument("--slots", type=int, default=40, help="pages that a worker has in flight")
@@ -97,7 +104,9 @@ def main(arguments: list[str]) -> None:
         used = trio.run(measure, plan, part, callers, options.seed, clock=JumpClock())
         bills.append(used)
         show(name, used, plan, part, options.page_kb)
-    compare(bills[1], options.workers * options.slots, options.think)
+    small = partial(small_jobs.measure, SMALL_WORKERS, SMALL_JOBS, options.seed)
+    small_jobs.show(trio.run(small, clock=JumpClock()), SMALL_WORKERS)
+    compare(bills[0], bills[1], options.workers * options.slots, options.think)
     if options.json:
         print(msgspec.json.encode(line(*bills)).decode())
 
@@ -179,29 +188,31 @@ def show(name: str, used: Usage, plan: Plan, part: int, page_kb: float) -> None:
     print(f"  {'the whole bill':34}{used.usd_per_million + redis + fargate + storage:>9.3f} USD")
 
 
-def compare(fleet: Usage, inflight: int, page_s: float) -> None:
+def compare(alone: Usage, fleet: Usage, inflight: int, page_s: float) -> None:
     steps = seeds_path(inflight=inflight, page_s=page_s, receives=RECEIVES["mean"])
-    print("\nThe fleet beside others, a task (USD a million, without hours and storage):")
-    print(f"{'':34}{'USD':>9}{'calls':>9}{'writes':>9}{'Redis':>9}")
-    rows: Sequence[tuple[str, float, float, float, float]] = (
-        (
-            "the reference design",
-            sum(step.usd_per_million for step in steps),
-            sum(step.calls for step in steps),
-            sum(step.write_units for step in steps),
-            0.0,
-        ),
-        (BEFORE.name, BEFORE.usd, BEFORE.calls, BEFORE.write_units, BEFORE.redis_calls),
-        (
-            "this commit",
-            fleet.usd_per_million,
-            fleet.engine_calls,
-            fleet.write_units,
-            fleet.calls.get("redis", 0.0),
-        ),
+    reference = Bill(
+        "the reference design",
+        alone_usd=sum(step.usd_per_million for step in steps),
+        usd=sum(step.usd_per_million for step in steps),
+        calls=sum(step.calls for step in steps),
+        write_units=sum(step.write_units for step in steps),
+        redis_calls=0.0,
     )
-    for name, usd, calls, writes, redis in rows:
-        print(f"  {name:32}{usd:>9.2f}{calls:>9.2f}{writes:>9.2f}{redis:>9.2f}")
+    ours = Bill(
+        "this commit",
+        alone_usd=alone.usd_per_million,
+        usd=fleet.usd_per_million,
+        calls=fleet.engine_calls,
+        write_units=fleet.write_units,
+        redis_calls=fleet.calls.get("redis", 0.0),
+    )
+    print("\nBeside others: USD a million without hours and storage; the fleet also by the task")
+    print(f"{'':24}{'alone':>9}{'fleet':>9}{'calls':>9}{'writes':>9}{'Redis':>9}")
+    for one in (reference, BEFORE, ours):
+        print(
+            f"  {one.name:22}{one.alone_usd:>9.2f}{one.usd:>9.2f}{one.calls:>9.2f}"
+            f"{one.write_units:>9.2f}{one.redis_calls:>9.2f}"
+        )
 
 
 def line(alone: Usage, fleet: Usage) -> dict[str, float]:

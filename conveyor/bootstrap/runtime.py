@@ -507,7 +507,7 @@ def _shared_pace(settings: Settings) -> BatchingConfig:
     return BatchingConfig(
         counts_together=True,
         writing_share=3,
-        settle_s=0.01 if settings.has_task_store else 2.0,
+        settle_s=0.01 if settings.has_task_store else 1.0,
         settle_max=settings.shard_count * limits.INLINE_TASKS_MAX,
         receive_share=0.075,
     )

@@ -54,7 +54,7 @@ class Packing:
     """
 
     wait_s: float = limits.PACK_WAIT_MS / 1000
-    waiting_max: int = limits.CONCURRENCY
+    waiting_max: int = 2 * limits.CONCURRENCY
 
     @property
     def quiet_s(self) -> float:
@@ -62,9 +62,9 @@ class Packing:
 
     @classmethod
     def of(cls, *, wait_ms: int, concurrency: int) -> Packing:
-        """Of the tasks that may write (`BatchingConfig.writing_share`), a part may wait for a pack,
-        so that no fetch waits for it."""
-        return cls(wait_ms / 1000, waiting_max=concurrency)
+        """Of the tasks that may write (`BatchingConfig.writing_share`), two thirds may wait for a
+        pack, so that no fetch waits for it."""
+        return cls(wait_ms / 1000, waiting_max=2 * concurrency)
 
 
 DEFAULT_PACKING = Packing()

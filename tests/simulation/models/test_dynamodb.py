@@ -372,6 +372,21 @@ async def test_rows_expire_late_or_never(world: World, autojump_clock: MockClock
     assert counts == [3, 2, 1, 1]
 
 
+async def test_a_row_is_there_at_the_very_instant_of_its_expiry(
+    world: World, autojump_clock: MockClock
+) -> None:
+    expires_at = int(world.clock.now()) + 10
+    await put(world, {**item("a"), "ttl": {"N": str(expires_at)}})
+
+    await trio.sleep(expires_at - world.clock.now())
+    assert world.clock.now() == expires_at
+    counts = [(await page(world))["Count"]]
+    await trio.sleep(1)
+    counts.append((await page(world))["Count"])
+
+    assert counts == [1, 0]
+
+
 async def test_a_row_whose_expiry_was_put_off_stays(
     world: World, autojump_clock: MockClock
 ) -> None:

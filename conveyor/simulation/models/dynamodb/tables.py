@@ -136,7 +136,9 @@ class Table:
             late.visible, late.count = row, late.count - 1
             if not late.count:
                 del index.late[key]
-        while self._expiring and self._expiring[0][0] <= now:
+        # Not those of this very instant: a row expires when its instant has passed, and would only be
+        # queued again.
+        while self._expiring and self._expiring[0][0] < now:
             self._expire(heappop(self._expiring)[2], now)
 
     def _tell(self, index: Index, key: Key, old: Row | None, new: Row | None) -> None:
