@@ -136,8 +136,8 @@ class Table:
             late.visible, late.count = row, late.count - 1
             if not late.count:
                 del index.late[key]
-        # Not those of this very instant: a row expires when its instant has passed, and would only be
-        # queued again.
+        # Not those of this very instant: a row expires when its instant has passed, and would only
+        # be queued again.
         while self._expiring and self._expiring[0][0] < now:
             self._expire(heappop(self._expiring)[2], now)
 
