@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from actors.completion_notifier import CompletionNotifier
+from actors.crawler import Crawler
 from actors.exporter import Exporter
 from actors.ingest_streamer import IngestStreamer
 from actors.lease_heartbeater import LeaseHeartbeater
@@ -168,6 +169,7 @@ def worker_tree(
                     env=env, roster=roster, metrics=metrics, period_s=intervals.exports_s
                 ).run,
             ),
+            *_crawlers(env, roster),
             Child("reconcile_sweeper", run=sweeper.run),
             *also,
         ],
@@ -274,6 +276,13 @@ def fetch_children(
         Child("worker_roster", run=WorkerRoster(env=env, limiter=limiter, roster=roster).run),
         Child("status_reporter", run=StatusReporter(env=env, wait_status=wait_status).run),
     ]
+
+
+def _crawlers(env: Context, roster: Roster) -> list[Child]:
+    period_s = env.config.cadence.crawls_s
+    if period_s is None:
+        return []
+    return [Child("crawler", run=Crawler(env=env, roster=roster, period_s=period_s).run)]
 
 
 def actor_figures(supervisor: Supervisor) -> Iterator[ActorFigures]:

@@ -23,6 +23,14 @@ from conveyor.domain.changes import (
     Update,
     Write,
 )
+from conveyor.domain.crawl.record import (
+    Crawl,
+    CrawlEntry,
+    CrawlRules,
+    CrawlStatus,
+    CrawlStep,
+    EntryKind,
+)
 from conveyor.domain.errors import make_problem
 from conveyor.domain.export_record import Export, ExportFormat, ExportStatus
 from conveyor.domain.ids import (
@@ -34,6 +42,7 @@ from conveyor.domain.ids import (
     JobId,
     NoticeId,
     RunId,
+    TaskId,
     task_id,
 )
 from conveyor.domain.model import (
@@ -289,6 +298,27 @@ def a_share(run_id: RunId = RUN, **fields: Any) -> BudgetReservation:
 def a_sample(minute: int = 0, run_id: RunId = RUN, **fields: Any) -> CounterSample:
     sample = CounterSample(job_id=JOB, run_id=run_id, minute=minute, at=T0)
     return msgspec.structs.replace(sample, **fields)
+
+
+def a_crawl(job_id: JobId = JOB, **fields: Any) -> Crawl:
+    crawl = Crawl(
+        job_id=job_id,
+        run_id=RUN,
+        caller=CALLER,
+        status=CrawlStatus.RUNNING,
+        url="https://example.com/",
+        rules=CrawlRules(),
+        created_at=T0,
+        updated_at=T0,
+        due_at=T0,
+    )
+    return msgspec.structs.replace(crawl, **fields)
+
+
+def a_crawl_step(number: int = 0, run_id: RunId = RUN, **fields: Any) -> CrawlStep:
+    entry = CrawlEntry(TaskId(f"{number:032x}"), 1, EntryKind.PAGE)
+    step = CrawlStep(job_id=JOB, run_id=run_id, number=number, waiting=(entry,))
+    return msgspec.structs.replace(step, **fields)
 
 
 def a_ref(index: int = 0, run_id: RunId = RUN, job_id: JobId = JOB) -> TaskRef:

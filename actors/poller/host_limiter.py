@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import trio
 
 from conveyor.domain import limits, timing
-from conveyor.domain.changes import TaskKey
+from conveyor.domain.changes import JobKey, TaskKey
 from conveyor.domain.ids import LeaseId
 from conveyor.domain.lifecycle import TASK_TERMINAL
-from conveyor.domain.model import HostLimit, HostLimits, Job
+from conveyor.domain.model import HostLimit, HostLimits, Job, JobType
 from conveyor.domain.submit.target import host_of
 from conveyor.ports.coordinator import HostPool
 from conveyor.ports.errors import Unavailable
@@ -35,6 +35,8 @@ _WEIGHT = 0.3
 # A message returns half a turn before its host is expected to have room, because an unused place at
 # a host is lost and a message that is early only waits.
 _EARLY_TURNS = 0.5
+# Limits are read again this much earlier than a crawl relies on it.
+_REFRESH_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,9 @@ class HostLimiter:
         self._env = env
         self._job = job
         self._limits = host_limits
+        # The limits of a crawl grow while it runs, by the crawl delays of its hosts.
+        is_fixed = job.type is not JobType.CRAWL
+        self._fresh_until = math.inf if is_fixed else -math.inf
         self._metrics = metrics
         self._turn_at: dict[str, float] = {}
         self._next_turn_at: dict[str, float] = {}
@@ -74,6 +79,7 @@ class HostLimiter:
         self, held: Sequence[tuple[Message, str]], new: Sequence[Message]
     ) -> list[AdmittedMessage]:
         """Returns the messages that are admitted. The others are held or bounced."""
+        await self._refresh_limits()
         # Held messages first: they have waited longer than the new ones.
         candidates: list[tuple[Message, str | None]] = [*held]
         candidates += [(message, await self._host_of(message)) for message in new]
@@ -118,6 +124,15 @@ class HostLimiter:
             heapq.heappop(self._due)
         turns = [self._full_until.get(host, now) for host in self.held.hosts]
         return max(min([*self._due[:1], *turns], default=math.inf) - now, 0.0)
+
+    async def _refresh_limits(self) -> None:
+        now = trio.current_time()
+        if now < self._fresh_until:
+            return
+        self._fresh_until = now + limits.CRAWL_LIMITS_S * _REFRESH_SHARE
+        job = await self._env.store.read(JobKey(self._job.job_id))
+        if job is not None and job.host_limits is not None:
+            self._limits = job.host_limits
 
     async def _host_of(self, message: Message) -> str | None:
         ref = message.ref

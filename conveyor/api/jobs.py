@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -117,11 +118,11 @@ def submission_from(call: RequestContext, request: SubmitJobRequest) -> Submissi
         input_id=request.file_input_id,
         on_invalid=OnInvalid[request.on_invalid.upper()],
         is_open=JobStatus(request.status) is JobStatus.OPEN,
-        params=_params_from(call.env, request),
+        params=params_from(call.env, request.zenrows_params),
         external_id=request.external_id,
         name=request.name,
         metadata=_metadata_from(request),
-        webhook=_webhook_from(call.env, request.webhook),
+        webhook=webhook_input_from(call.env, request.webhook),
         max_inflight=request.max_inflight,
         max_attempts=request.max_attempts,
         priority=request.priority,
@@ -169,9 +170,9 @@ def _refuse_unfit_for_upload(request: SubmitJobRequest) -> None:
         )
 
 
-def _params_from(env: Context, request: SubmitJobRequest) -> Params:
+def params_from(env: Context, zenrows_params: dict[str, Any] | None) -> Params:
     try:
-        params = check_params(request.zenrows_params or {})
+        params = check_params(zenrows_params or {})
         env.config.gateway.check(params.values)
         return params
     except InvalidParam as error:
@@ -191,7 +192,7 @@ def _metadata_from(request: SubmitJobRequest) -> dict[str, str] | None:
         ) from None
 
 
-def _webhook_from(env: Context, webhook: WebhookInput | None) -> Webhook | None:
+def webhook_input_from(env: Context, webhook: WebhookInput | None) -> Webhook | None:
     return None if webhook is None else webhook_from(env, webhook, pointer="/webhook")
 
 

@@ -125,7 +125,7 @@ async def get_content(call: RequestContext) -> Response | Download:
     with logging_damage(fields):
         pieces = await results.body_of(call.env, task.result)
     return Download(
-        log_damage_while_sending(pieces, fields), _headers_of(task.result, content_type, name)
+        log_damage_while_sending(pieces, fields), body_headers(task.result, content_type, name)
     )
 
 
@@ -156,7 +156,7 @@ def _link_to(call: RequestContext, run: Run, task: Task) -> str | None:
     return f"{call.base_url}{path}?token={results.link_token(call.env, run, task)}"
 
 
-def _headers_of(result: Result, content_type: str, name: str) -> dict[str, str]:
+def body_headers(result: Result, content_type: str, name: str) -> dict[str, str]:
     """Headers that make a browser save the body of a foreign site and never run it as a page of
     this server.
     """

@@ -83,7 +83,7 @@ SHARED_ENGINES = frozenset({AWS, POSTGRES})
 # On AWS every query is billed, and every worker of a fleet makes it. Longer intervals than on the
 # embedded engine delay webhooks, schedules and exports by up to these seconds.
 AWS_POLL_INTERVALS = PollIntervals(
-    notices_s=5.0, schedules_s=5.0, exports_s=5.0, deletions_s=30.0, sweeps_s=30.0
+    notices_s=5.0, schedules_s=5.0, exports_s=5.0, crawls_s=1.0, deletions_s=30.0, sweeps_s=30.0
 )
 
 log = logging.getLogger(__name__)

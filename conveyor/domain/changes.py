@@ -14,6 +14,7 @@ from typing import Any, Generic, Self, TypeVar, assert_never, cast
 import msgspec
 
 from conveyor.domain.budget import Budget, BudgetReservation
+from conveyor.domain.crawl.record import Crawl, CrawlStep
 from conveyor.domain.damage import DamagedTask
 from conveyor.domain.export_record import Export
 from conveyor.domain.ids import (
@@ -65,6 +66,8 @@ Row = (
     | BudgetReservation
     | CounterSample
     | Crossing
+    | Crawl
+    | CrawlStep
 )
 R = TypeVar("R", bound=Row)
 
@@ -165,6 +168,17 @@ class CrossingKey(Key[Crossing], frozen=True):
     job_id: JobId
 
 
+class CrawlKey(Key[Crawl], frozen=True):
+    job_id: JobId
+    run_id: RunId
+
+
+class CrawlStepKey(Key[CrawlStep], frozen=True):
+    job_id: JobId
+    run_id: RunId
+    number: int
+
+
 AnyKey = Key[Any]
 
 
@@ -248,6 +262,8 @@ ROW_KINDS = (
     RowKind("Budget", "budgets", Budget, BudgetKey, Owner.RUN),
     RowKind("Share", "shares", BudgetReservation, ShareKey, Owner.RUN),
     RowKind("Sample", "samples", CounterSample, SampleKey, Owner.RUN),
+    RowKind("CrawlStep", "crawl_steps", CrawlStep, CrawlStepKey, Owner.RUN, is_new_work=True),
+    RowKind("Crawl", "crawls", Crawl, CrawlKey, Owner.RUN, is_new_work=True),
     RowKind("Event", "events", Event, EventKey, Owner.RUN, expiry=Expiry.STORE),
     RowKind("Run", "runs", Run, RunKey, Owner.RUN, is_new_work=True),
     RowKind("Job", "jobs", Job, JobKey, Owner.JOB, is_new_work=True),

@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from conveyor.domain.changes import Guard
+from conveyor.domain.crawl.record import CrawlStatus
 from conveyor.domain.export_record import ExportStatus
 from conveyor.domain.model import (
     BatchStatus,
@@ -188,6 +189,23 @@ EXPORT: Table[ExportEvent, ExportStatus] = _table(
     }
 )
 
+
+class CrawlEvent(StrEnum):
+    ADVANCED = "advanced"
+    COMPLETED = "completed"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+CRAWL: Table[CrawlEvent, CrawlStatus] = _table(
+    {
+        CrawlEvent.ADVANCED: ({CrawlStatus.RUNNING}, CrawlStatus.RUNNING),
+        CrawlEvent.COMPLETED: ({CrawlStatus.RUNNING}, CrawlStatus.COMPLETED),
+        CrawlEvent.STOPPED: ({CrawlStatus.RUNNING}, CrawlStatus.STOPPED),
+        CrawlEvent.FAILED: ({CrawlStatus.RUNNING}, CrawlStatus.FAILED),
+    }
+)
+
 RUN_LIVE = frozenset(_LIVE)
 # The statuses of live runs as rows have them: `pending` is only displayed. Queries ask for these,
 # because an engine may read an index partition for each status.
@@ -204,6 +222,7 @@ SCHEDULE_FIRES = frozenset({ScheduleStatus.ACTIVE})
 RUN_ENDED = RUN_VISIBLE - RUN_LIVE
 EXPORT_UNDONE = frozenset(_UNDONE)
 BATCH_UNFINISHED = frozenset({BatchStatus.OPEN})
+CRAWL_LIVE = frozenset({CrawlStatus.RUNNING})
 NOTICE_WAITING = frozenset({NoticeStatus.DUE})
 
 

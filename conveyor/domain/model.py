@@ -21,6 +21,7 @@ class JobType(StrEnum):
 
     REGULAR = "regular"  #: The submit, and reruns.
     SCHEDULED = "scheduled"  #: A schedule, and reruns.
+    CRAWL = "crawl"  #: A crawl, which also adds the lists; and reruns.
 
 
 class JobStatus(StrEnum):
@@ -172,6 +173,7 @@ class Result(msgspec.Struct, frozen=True, array_like=True):
     sha256: str  #: The digest of the body.
     content_type: str  #: The content type that the site stated.
     http_status: int  #: The HTTP status of the site.
+    final_url: str | None = None  #: Where redirects led to; absent without redirects.
 
 
 class Attempt(msgspec.Struct, frozen=True, array_like=True):
@@ -298,7 +300,7 @@ class Job(msgspec.Struct, frozen=True):
     runs_count: int = 0  #: Runs that the job has ever had.
     latest_run_id: RunId | None = None  #: The newest run that is not deleted.
     active_run_id: RunId | None = None  #: The live run, if there is one.
-    type: JobType = JobType.REGULAR  #: regular or scheduled.
+    type: JobType = JobType.REGULAR  #: regular, scheduled or crawl.
     #: Days that results are kept after their run has ended.
     result_ttl_days: int = limits.RESULT_TTL_DAYS
     budget: BudgetCap | None = None  #: The most that each run may spend.

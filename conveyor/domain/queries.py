@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from conveyor.domain import limits
+from conveyor.domain.crawl.record import Crawl, CrawlStep
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.export_record import Export
 from conveyor.domain.ids import CallerId, JobId, NoticeId, RunId, TaskId
@@ -54,6 +55,8 @@ Q = TypeVar(
     JobInput,
     CounterSample,
     Crossing,
+    Crawl,
+    CrawlStep,
 )
 
 
@@ -256,6 +259,22 @@ class ExpiredInputs(Query[JobInput], frozen=True, kw_only=True):
     limit: int
 
 
+class DueCrawls(Query[Crawl], frozen=True, kw_only=True):
+    """Crawls that are due, oldest first."""
+
+    due_by: float
+    limit: int
+
+
+class CrawlStepsOf(Query[CrawlStep], frozen=True, kw_only=True):
+    """Steps of a crawl from a number on, in order."""
+
+    job_id: JobId
+    run_id: RunId
+    first: int
+    limit: int
+
+
 AnyQuery = (
     TasksOf
     | TasksAt
@@ -276,6 +295,8 @@ AnyQuery = (
     | DueExports
     | DueExpiries
     | ExpiredInputs
+    | DueCrawls
+    | CrawlStepsOf
 )
 
 

@@ -30,6 +30,8 @@ from conveyor.domain.changes import (
     ROW_KINDS,
     AnyKey,
     BatchKey,
+    CrawlKey,
+    CrawlStepKey,
     CrossingKey,
     EventKey,
     ExportKey,
@@ -50,6 +52,8 @@ from conveyor.domain.queries import (
     AnyQuery,
     BatchesIn,
     BatchesOf,
+    CrawlStepsOf,
+    DueCrawls,
     DueExpiries,
     DueExports,
     DueNotices,
@@ -297,6 +301,11 @@ def _plan(query: AnyQuery) -> tuple[type, list[_Term], str, int | None]:  # noqa
         case ExpiredInputs():
             terms = [("expires_at <= ?", [query.expired_by])]
             return InputKey, terms, "expires_at, input_id", query.limit
+        case DueCrawls():
+            return CrawlKey, [("due_at <= ?", [query.due_by])], "due_at, job_id", query.limit
+        case CrawlStepsOf():
+            terms = [*_in_run(query), ("number >= ?", [query.first])]
+            return CrawlStepKey, terms, "number", query.limit
         case _:
             assert_never(query)
 
@@ -351,7 +360,7 @@ def _due_schedules(query: DueSchedules) -> list[_Term]:
     return terms
 
 
-def _in_run(query: StatsOf | BatchesOf | SamplesOf) -> list[_Term]:
+def _in_run(query: StatsOf | BatchesOf | SamplesOf | CrawlStepsOf) -> list[_Term]:
     return [("job_id = ?", [query.job_id]), ("run_id = ?", [query.run_id])]
 
 

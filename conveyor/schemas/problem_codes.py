@@ -13,6 +13,7 @@ PROBLEM_CODES: Mapping[int, Mapping[str, str]] = {
         "malformed_request": "The bytes are not one well-formed HTTP/1.1 request.",
         "malformed_json": "The body is not JSON, or is nested too deeply.",
         "invalid_cursor": "The cursor was not issued for this list.",
+        "invalid_start_url": "The start page of a crawl is no page that may be fetched.",
         "invalid_idempotency_key": (
             "The key is empty, too long, not printable ASCII, or sent twice."
         ),
@@ -33,6 +34,8 @@ PROBLEM_CODES: Mapping[int, Mapping[str, str]] = {
     },
     404: {
         "not_found": "The id is unknown, belongs to another caller, or is deleted.",
+        "crawl_not_found": "The crawl is unknown, belongs to another caller, or is deleted.",
+        "content_not_found": "The crawl has no such page, or no output format.",
         "file_input_not_found": (
             "The file input is unknown, foreign or expired, or the token of an upload is wrong."
         ),
@@ -93,6 +96,7 @@ PROBLEM_CODES: Mapping[int, Mapping[str, str]] = {
         "range_not_satisfiable": "The requested range begins behind the end of the file.",
     },
     429: {
+        "too_many_crawls": "A quota on crawls is used up: open jobs, live runs or storage.",
         "quota_exceeded": "A quota is used up; `quota` names it, and `Retry-After` is set.",
     },
     431: {

@@ -78,7 +78,7 @@ _PARAM_SCHEMAS: dict[str, dict[str, Any]] = {
     "mode": {"type": "string", "enum": ["auto"]},
     "response_type": {"type": "string", "enum": sorted(RESPONSE_TYPES)},
 }
-_PARAMS_SCHEMA: dict[str, Any] = {
+PARAMS_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
         name: {**schema, "description": PARAMS[name]} for name, schema in _PARAM_SCHEMAS.items()
@@ -127,7 +127,7 @@ class TaskInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     #: The body of a POST. Text is sent as a form, any other value as JSON.
     body: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     #: Parameters of this line. They win over those of the job.
-    zenrows_params: Annotated[Any, Meta(extra_json_schema=_PARAMS_SCHEMA)] = None
+    zenrows_params: Annotated[Any, Meta(extra_json_schema=PARAMS_SCHEMA)] = None
 
 
 OnInvalidInput = Literal["reject", "skip"]
@@ -160,7 +160,7 @@ class SubmitJobRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     #: The list: one task per line.
     tasks: Annotated[list[TaskInput], Meta(max_length=limits.TASKS_MAX)] | None = None
     #: Scraper parameters of every line.
-    zenrows_params: Annotated[dict[str, Any], Meta(extra_json_schema=_PARAMS_SCHEMA)] | None = None
+    zenrows_params: Annotated[dict[str, Any], Meta(extra_json_schema=PARAMS_SCHEMA)] | None = None
     #: The caller's own id for the job. It need not be unique.
     external_id: Annotated[str, Meta(pattern=_EXTERNAL_ID)] | None = None
     #: A name for people.

@@ -363,6 +363,7 @@ def _cadence(options: Options) -> PollIntervals:
         schedules_s=options.look_s,
         notices_s=options.look_s,
         exports_s=options.look_s,
+        crawls_s=None,
     )
 
 

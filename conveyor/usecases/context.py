@@ -72,6 +72,8 @@ class PollIntervals:
     notices_s: float = 1.0
     schedules_s: float = 1.0
     exports_s: float = 0.5
+    # None where no crawls are expected: then none is advanced.
+    crawls_s: float | None = 0.2
     deletions_s: float = 2.0
     sweeps_s: float = 15.0
     stalled_s: float = 30.0

@@ -15,7 +15,12 @@ from conveyor.api.route import Route
 from conveyor.api.server.app import ROUTES, make_app
 from conveyor.api.server.auth import Passthrough
 from conveyor.api.server.openapi import ExampleResponse
+from conveyor.domain.crawl.record import run_of
+from conveyor.domain.ids import JobId
+from conveyor.domain.model import Task
+from conveyor.usecases import crawl as crawls
 from conveyor.usecases import export as exports
+from conveyor.usecases.crawl import Advance, CrawlMemory
 from tests.api.world import SECRET, Seen, World, make_world
 
 Ids = dict[str, str]
@@ -87,6 +92,29 @@ async def exported(world: World) -> Ids:
     return {**ids, "export_id": started.json["export_id"]}
 
 
+async def crawled(world: World) -> Ids:
+    """A crawl that has kept one page."""
+    body = {"url": "https://shop.example/", "output_format": "html"}
+    crawl_id = (await world.post("/v1/crawls", body)).json["crawl_id"]
+    page = await _advance_crawl(world, JobId(crawl_id))
+    await world.fail(crawl_id, page)  # There is no robots.txt.
+    page = await _advance_crawl(world, JobId(crawl_id))
+    await world.succeed(crawl_id, page, b"<p>A page</p>")
+    await _advance_crawl(world, JobId(crawl_id))
+    return {"crawl_id": crawl_id, "content_id": page.task_id}
+
+
+async def _advance_crawl(world: World, crawl_id: JobId) -> Task:
+    """Takes the steps that are possible. Returns the task that was found last."""
+    memory, outcome = CrawlMemory(), Advance.ADVANCED
+    while outcome is Advance.ADVANCED:
+        crawl = await crawls.of_job(world.env, crawl_id)
+        assert crawl is not None
+        outcome, _ = await crawls.advance(world.env, crawl, memory)
+    tasks = await world.tasks_of(crawl_id, run_of(crawl_id))
+    return max(tasks, key=lambda task: task.batch_id)
+
+
 async def with_slot(world: World) -> Ids:
     body = {"csv": {"fields": {"url": 0}, "header": True}}
     return {"input_id": (await world.post("/v1/job_inputs", body)).json["file_input_id"]}
@@ -135,6 +163,12 @@ SITUATIONS: Mapping[str, Situation] = {
     "updateScheduleState": scheduled,
     "getResultsExport": exported,
     "getResultsExportContent": exported,
+    "createCrawl": empty,
+    "listCrawls": crawled,
+    "getCrawl": crawled,
+    "stopCrawl": crawled,
+    "getCrawlContent": crawled,
+    "downloadCrawl": crawled,
     "createJobInput": empty,
     "uploadJobInput": with_slot,
     "listHMACKeys": with_candidate,

@@ -9,6 +9,8 @@ from conveyor.domain.model import BatchStatus, JobStatus, JobType, NoticeStatus,
 from conveyor.domain.queries import (
     BatchesIn,
     BatchesOf,
+    CrawlStepsOf,
+    DueCrawls,
     DueExpiries,
     DueExports,
     DueNotices,
@@ -75,6 +77,8 @@ def make_questions(
         _asking(DueExports(due_by=now, limit=limit)),
         _asking(DueExpiries(due_by=now, limit=limit)),
         _asking(ExpiredInputs(expired_by=now, limit=limit)),
+        _asking(DueCrawls(due_by=now, limit=limit)),
+        _asking(CrawlStepsOf(job_id=job_id, run_id=run_id, first=2, limit=limit)),
     ]
 
 

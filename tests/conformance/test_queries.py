@@ -21,6 +21,8 @@ from conveyor.domain.model import (
 from conveyor.domain.queries import (
     BatchesIn,
     BatchesOf,
+    CrawlStepsOf,
+    DueCrawls,
     DueExpiries,
     DueExports,
     DueNotices,
@@ -48,6 +50,8 @@ from tests.builders import (
     ManualClock,
     a_batch,
     a_change,
+    a_crawl,
+    a_crawl_step,
     a_crossing,
     a_deletion_intent,
     a_job,
@@ -406,6 +410,31 @@ async def test_exports_whose_time_has_come_come_oldest_first(store: Store) -> No
 
     assert matches == due[:3]
     assert first == due[:2]
+
+
+async def test_crawls_whose_time_has_come_come_oldest_first_and_ended_ones_not(
+    store: Store,
+) -> None:
+    due = [a_crawl(JobId(a_ulid(9 - number)), due_at=T0 + number) for number in range(4)]
+    ended = a_crawl(JobId(a_ulid(20)), due_at=None)
+    await keep(store, ended, *reversed(due))
+
+    matches = await store.find(DueCrawls(due_by=T0 + 2, limit=10))
+    first = await store.find(DueCrawls(due_by=T0 + 2, limit=2))
+
+    assert matches == due[:3]
+    assert first == due[:2]
+
+
+async def test_steps_of_a_crawl_come_in_order_from_a_number_on(store: Store) -> None:
+    steps = [a_crawl_step(number) for number in (0, 9, 10, 200)]
+    await keep(store, *reversed(steps), a_crawl_step(10, OTHER_RUN))
+
+    matches = await store.find(CrawlStepsOf(job_id=JOB, run_id=RUN, first=9, limit=10))
+    first = await store.find(CrawlStepsOf(job_id=JOB, run_id=RUN, first=9, limit=1))
+
+    assert matches == steps[1:]
+    assert first == steps[1:2]
 
 
 async def test_pages_of_due_schedules_go_on_behind_a_time_and_a_job(store: Store) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from conveyor.domain.budget import BudgetCap, Unit
 from conveyor.domain.changes import Applied, BatchKey, Row, RunKey, StatsKey
+from conveyor.domain.crawl.record import CrawlEnd, CrawlRules, CrawlStatus, Discovery
 from conveyor.domain.export_record import ExportFormat, ExportOrder, ExportStatus, Manifest
 from conveyor.domain.ids import FIRST_BATCH, BatchId, ExportId, TaskId
 from conveyor.domain.model import (
@@ -55,6 +56,8 @@ from tests.builders import (
     a_batch,
     a_budget,
     a_change,
+    a_crawl,
+    a_crawl_step,
     a_crossing,
     a_deletion_intent,
     a_feed,
@@ -102,6 +105,22 @@ MANIFEST = Manifest(
     entries_sha256="cd" * 32,
 )
 
+CRAWL_RULES = CrawlRules(
+    depth=3,
+    max_items=7,
+    max_pages=9,
+    max_hosts=2,
+    max_seconds=60,
+    include=("/ä",),
+    exclude=("'", '"'),
+    discovery=(Discovery.SITEMAP, Discovery.LINKS),
+    sitemaps=("https://example.com/sitemap.xml",),
+    obeys_robots=False,
+    follows_canonical=False,
+    output=Format.MARKDOWN,
+    page_params={"js_render": "true"},
+)
+
 BARE: list[Row] = [
     a_job(),
     a_run(),
@@ -121,6 +140,8 @@ BARE: list[Row] = [
     a_budget(),
     a_share(),
     a_sample(),
+    a_crawl(),
+    a_crawl_step(),
 ]
 FULL: list[Row] = [
     a_job(
@@ -274,6 +295,29 @@ FULL: list[Row] = [
         credits=3,
         cost_micros=2**40,
     ),
+    a_crawl(
+        status=CrawlStatus.STOPPED,
+        rules=CRAWL_RULES,
+        due_at=T0 + 0.25,
+        version=7,
+        steps=3,
+        read_to=2,
+        waiting=4,
+        pages=2**31,
+        fetched=2**31,
+        failed=2,
+        items=3,
+        duplicates=2**40,
+        hosts=("example.com", "www.example.com"),
+        cut_task=TaskId("ab" * 16),
+        cut_at=17,
+        is_cut_off=True,
+        ended_by=CrawlEnd.MAX_ITEMS,
+        error_code="seed_unreachable",
+        error_detail="the page 'x'",
+        finished_at=T0 + 9,
+    ),
+    a_crawl_step(2**31, items=(TaskId("cd" * 16),)),
 ]
 
 

@@ -89,18 +89,27 @@ def a_cloud(
 ) -> Iterator[Cloud]:
     """A deployment of its own on the servers of this session; `redis` is its URL, if it has one.
     `more` are other settings."""
+    dynamodb, sqs, s3 = map(request.getfixturevalue, ("ministack", "localstack", "seaweed"))
+    with a_deployment(folder, dynamodb=dynamodb, sqs=sqs, s3=s3, redis=redis, **more) as cloud:
+        yield cloud
+
+
+@contextmanager
+def a_deployment(
+    folder: Path, *, dynamodb: str, sqs: str, s3: str, redis: str | None = None, **more: str
+) -> Iterator[Cloud]:
+    """A deployment of its own on servers at these URLs."""
     name = a_space()
-    ministack = request.getfixturevalue("ministack")
     environ = {
         **os.environ,
         "AWS_ACCESS_KEY_ID": ACCESS_KEY,
         "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
         "AWS_REGION": "us-east-1",
         "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL_DYNAMODB": ministack,
-        "AWS_ENDPOINT_URL_SFN": ministack,
-        "AWS_ENDPOINT_URL_SQS": request.getfixturevalue("localstack"),
-        "AWS_ENDPOINT_URL_S3": request.getfixturevalue("seaweed"),
+        "AWS_ENDPOINT_URL_DYNAMODB": dynamodb,
+        "AWS_ENDPOINT_URL_SFN": dynamodb,
+        "AWS_ENDPOINT_URL_SQS": sqs,
+        "AWS_ENDPOINT_URL_S3": s3,
         "CONVEYOR_ENGINE": "aws",
         "CONVEYOR_TABLE": name,
         "CONVEYOR_BUCKET": name,

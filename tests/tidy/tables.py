@@ -14,6 +14,7 @@ from conveyor.api.server.app import ROUTES
 from conveyor.domain import budget, export_record, lifecycle, limits, model, schedule
 from conveyor.domain import quota as quotas
 from conveyor.domain.changes import ROW_KINDS, Row
+from conveyor.domain.crawl import record as crawl_record
 from conveyor.domain.run import wait_reason
 from conveyor.domain.run.settlement import BACKOFF
 from conveyor.domain.submit.conditions import CONDITIONS
@@ -32,6 +33,7 @@ DIAGRAMS: Mapping[str, lifecycle.Table[Any, Any]] = {
     "Webhook event": lifecycle.NOTICE,
     "Schedule": lifecycle.SCHEDULE,
     "Export": lifecycle.EXPORT,
+    "Crawl": lifecycle.CRAWL,
 }
 ROWS: tuple[type[msgspec.Struct], ...] = Row.__args__
 # Structs that are stored within rows, staged lists and messages.
@@ -57,6 +59,8 @@ VALUES: tuple[type[msgspec.Struct], ...] = (
     model.HostLimits,
     model.HostLimit,
     export_record.Manifest,
+    crawl_record.CrawlRules,
+    crawl_record.CrawlEntry,
 )
 
 

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 import pytest
 
+from conveyor.domain.crawl.record import CrawlStatus
 from conveyor.domain.export_record import ExportStatus
 from conveyor.domain.model import (
     BatchStatus,
@@ -24,6 +25,7 @@ ENUMS: tuple[type[StrEnum], ...] = (
     BatchStatus,
     ExportStatus,
     CounterState,
+    CrawlStatus,
     JobStatus,
     NoticeStatus,
     RunStatus,

@@ -20,6 +20,7 @@ from quart_trio import QuartTrio
 from quart_trio.wrappers import TrioResponse
 
 from conveyor.api import (
+    crawls,
     events,
     export,
     jobs,
@@ -97,6 +98,7 @@ ROUTES: tuple[Route, ...] = (
     *results.ROUTES,
     *export.ROUTES,
     *schedule.ROUTES,
+    *crawls.ROUTES,
     *upload.ROUTES,
     *events.ROUTES,
     *webhook.ROUTES,

@@ -32,6 +32,7 @@ _ABOUT = (
 _TAGS = {
     "jobs": "Lists of URLs with common settings.",
     "runs": "Executions of a job.",
+    "crawls": "Jobs that find their own pages.",
     "job_inputs": "Lists that are uploaded before they are submitted.",
     "tasks": "Single URLs of a run, and their bodies.",
     "events": "The event log.",
@@ -44,6 +45,8 @@ _VARIABLES = {
     "job_id": (ULID_PATTERN, "The id of the job."),
     "run_id": (ULID_PATTERN, "The id of the run."),
     "task_id": (TASK_ID_PATTERN, "The id of the task."),
+    "crawl_id": (ULID_PATTERN, "The id of the crawl."),
+    "content_id": (TASK_ID_PATTERN, "The id of a kept page."),
     "event_id": ("^[0-9A-Z]{26}$", "The id of the webhook event."),
     "export_id": (ULID_PATTERN, "The id of the export."),
     "input_id": (ULID_PATTERN, "The id of the slot."),

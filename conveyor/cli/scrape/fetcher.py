@@ -11,6 +11,7 @@ from conveyor.cli.scrape.options import ScrapeOptions
 from conveyor.cli.scrape.page_writer import PageWriter, Settle
 from conveyor.cli.scrape.pages import Answer, Page
 from conveyor.domain import limits
+from conveyor.domain.crawl.robots import AGENT
 from conveyor.ports.gateway import (
     Contact,
     Gateway,
@@ -22,7 +23,6 @@ from conveyor.ports.gateway import (
 )
 
 # The name that robots.txt may address, and the one that sites see.
-AGENT = "conveyor"
 USER_AGENT = f"{AGENT}/{__version__} (batch scraper; obeys robots.txt for {AGENT!r})"
 _CALLER = "local"
 

@@ -15,13 +15,19 @@ from enum import Enum
 import trio
 
 from conveyor.cli.scrape.budget import SpendingLimit
-from conveyor.cli.scrape.fetcher import AGENT, robots_request
+from conveyor.cli.scrape.fetcher import robots_request
 from conveyor.cli.scrape.folder import Folder
 from conveyor.cli.scrape.hosts import PER_HOST, Host, Hosts, is_private_host
 from conveyor.cli.scrape.options import ScrapeOptions
 from conveyor.cli.scrape.pages import Answer, Page, PageStatus, ResultLine
+from conveyor.domain.crawl.robots import (
+    AGENT,
+    ROBOTS_BYTES_MAX,
+    RobotsRules,
+    is_without_rules,
+    parse_robots,
+)
 from conveyor.domain.model import FailureReason
-from conveyor.domain.robots import ROBOTS_BYTES_MAX, RobotsRules, parse_robots
 from conveyor.domain.run.settlement import retry_delay_s
 from conveyor.domain.submit.target import Target, parse_url
 from conveyor.ports.gateway import Gateway, NotScraped, Scraped
@@ -364,11 +370,7 @@ class Scraper:
             if not isinstance(outcome, NotScraped):
                 why = outcome.detail
                 continue
-            status = outcome.problem.status
-            is_sites = outcome.problem.code.startswith("target_")
-            if is_sites and 400 <= status < 500 and status != 429:
-                return RobotsRules()
-            if outcome.problem.code in {"body_too_large", "unexpected_status", "bad_redirect"}:
+            if is_without_rules(outcome.problem.code, outcome.problem.status):
                 return RobotsRules()
             why = f"robots.txt cannot be read: {outcome.problem.code}: {outcome.problem.detail}"
             if not outcome.retryable:

@@ -19,6 +19,8 @@ from conveyor.domain.changes import (
     BatchKey,
     Change,
     Chunk,
+    CrawlKey,
+    CrawlStepKey,
     CrossingKey,
     Delete,
     Enqueue,
@@ -45,6 +47,7 @@ from conveyor.domain.changes import (
     Write,
     find_refusal,
 )
+from conveyor.domain.crawl.record import Crawl, CrawlStep
 from conveyor.domain.export_record import Export
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import (
@@ -64,6 +67,8 @@ from conveyor.domain.queries import (
     AnyQuery,
     BatchesIn,
     BatchesOf,
+    CrawlStepsOf,
+    DueCrawls,
     DueExpiries,
     DueExports,
     DueNotices,
@@ -112,6 +117,8 @@ class Tables:
         self._exports: dict[Address, Export] = self._tables[ExportKey]
         self._inputs: dict[Address, JobInput] = self._tables[InputKey]
         self._samples: dict[Address, CounterSample] = self._tables[SampleKey]
+        self._crawls: dict[Address, Crawl] = self._tables[CrawlKey]
+        self._crawl_steps: dict[Address, CrawlStep] = self._tables[CrawlStepKey]
 
     def rows(self) -> Mapping[type, Mapping[Address, Row]]:
         """Returns all rows by the type of their key and their address, for checkers."""
@@ -158,6 +165,10 @@ class Tables:
                 return self._due_expiries(query)
             case ExpiredInputs():
                 return self._expired_inputs(query)
+            case DueCrawls():
+                return self._due_crawls(query)
+            case CrawlStepsOf():
+                return self._crawl_steps_of(query)
             case _:
                 assert_never(query)
 
@@ -295,12 +306,30 @@ class Tables:
         rows = [slot for slot in self._inputs.values() if slot.expires_at <= query.expired_by]
         return sorted(rows, key=lambda upload: (upload.expires_at, upload.input_id))[: query.limit]
 
+    def _due_crawls(self, query: DueCrawls) -> list[Crawl]:
+        rows = [
+            (crawl.due_at, crawl.job_id, crawl)
+            for crawl in self._crawls.values()
+            if crawl.due_at is not None and crawl.due_at <= query.due_by
+        ]
+        return [crawl for *_, crawl in sorted(rows)[: query.limit]]
+
+    def _crawl_steps_of(self, query: CrawlStepsOf) -> list[CrawlStep]:
+        rows = [
+            step
+            for step in self._crawl_steps.values()
+            if _in_run(step, query.job_id, query.run_id) and step.number >= query.first
+        ]
+        return sorted(rows, key=lambda step: step.number)[: query.limit]
+
 
 def _place(notice: Notice) -> tuple[str, float, str]:
     return notice.run_id, notice.occurred_at, notice.notice_id
 
 
-def _in_run(row: Batch | ShardCounters | CounterSample, job_id: JobId, run_id: RunId) -> bool:
+def _in_run(
+    row: Batch | ShardCounters | CounterSample | CrawlStep, job_id: JobId, run_id: RunId
+) -> bool:
     return row.job_id == job_id and row.run_id == run_id
 
 

@@ -144,7 +144,12 @@ async def store_body(env: Context, ref: TaskRef, claimed: Claimed, scraped: Scra
     name = f"{ref.task_id}.{claimed.claim_id}"
     stored = await env.blobs.add(prefix, name, (scraped.body,))
     return Result(
-        stored.key, stored.size_bytes, stored.sha256, scraped.content_type, scraped.status
+        stored.key,
+        stored.size_bytes,
+        stored.sha256,
+        scraped.content_type,
+        scraped.status,
+        scraped.final_url,
     )
 
 

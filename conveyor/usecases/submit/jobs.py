@@ -121,18 +121,18 @@ def refuse_empty(request: Submission) -> None:
 
 async def _admit_upload(env: Context, job: Job, input_id: str) -> Accepted:
     """Admits an uploaded list. It is always ingested after the response, however short it is."""
-    source, total = await upload.take(env, job, _first_run(env, job).run_id, input_id)
+    source, total = await upload.take(env, job, first_run(env, job).run_id, input_id)
     # The number of lines is known only now, and the shard count is pinned by it.
     job = with_shards_for(env, job, total)
     run = msgspec.structs.replace(
-        _first_run(env, job), planned=total, open_batches=1, ingest_status=IngestStatus.PENDING
+        first_run(env, job), planned=total, open_batches=1, ingest_status=IngestStatus.PENDING
     )
     batch = admission.make_batch(run, FIRST_BATCH, source, total=total, now=job.created_at)
     return await _admit(env, job, run, batch, [])
 
 
 async def _admit_list(env: Context, job: Job, specs: list[TaskSpec]) -> Accepted:
-    run, total = _first_run(env, job), len(specs)
+    run, total = first_run(env, job), len(specs)
     if env.config.path_for(total) is not AdmissionMode.AT_ONCE:
         source = await staging.stage(env, job.job_id, run.run_id, FIRST_BATCH, specs)
         return await _admit_staged(env, job, source, total)
@@ -147,7 +147,7 @@ async def _admit_list(env: Context, job: Job, specs: list[TaskSpec]) -> Accepted
 async def _admit_staged(env: Context, job: Job, source: StagedList, total: int) -> Accepted:
     is_later = env.config.path_for(total) is AdmissionMode.LATER
     run = msgspec.structs.replace(
-        _first_run(env, job),
+        first_run(env, job),
         planned=total,
         open_batches=1,
         ingest_status=IngestStatus.PENDING if is_later else None,
@@ -251,7 +251,7 @@ def with_shards_for(env: Context, job: Job, tasks_count: int) -> Job:
     return msgspec.structs.replace(job, shard_count=shard_count)
 
 
-def _first_run(env: Context, job: Job) -> Run:
+def first_run(env: Context, job: Job) -> Run:
     assert job.latest_run_id is not None
     return Run(
         job_id=job.job_id,

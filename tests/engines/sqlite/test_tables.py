@@ -40,6 +40,8 @@ def test_tables_have_the_names_that_every_release_uses() -> None:
     assert sorted(table.name for table in TABLES.values()) == [
         "batches",
         "budgets",
+        "crawl_steps",
+        "crawls",
         "crossings",
         "events",
         "exports",

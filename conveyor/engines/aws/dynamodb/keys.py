@@ -20,6 +20,8 @@ from conveyor.domain.changes import (
     ROW_KINDS,
     AnyKey,
     BatchKey,
+    CrawlKey,
+    CrawlStepKey,
     CrossingKey,
     EventKey,
     Expiry,
@@ -78,6 +80,8 @@ def item_key(key: AnyKey) -> Place:
         case SampleKey():
             # Leading zeros, because DynamoDB sorts keys as texts.
             return job(key.job_id), f"{name}#{key.run_id}#{key.minute:010d}"
+        case CrawlStepKey():
+            return job(key.job_id), crawl_step(key.run_id, key.number)
     owner, *rest = msgspec.structs.astuple(key)
     match key.__struct_fields__[0]:
         case "job_id":
@@ -86,6 +90,11 @@ def item_key(key: AnyKey) -> Place:
             return caller(owner), "#".join([name, *rest])
         case _:
             return f"{name}#{owner}", name
+
+
+def crawl_step(run_id: str, number: int) -> str:
+    # Leading zeros, because DynamoDB sorts keys as texts.
+    return f"CrawlStep#{run_id}#{number:010d}"
 
 
 def job(job_id: str) -> str:
@@ -192,6 +201,7 @@ DERIVED: dict[type, tuple[Derived, ...]] = {
     CrossingKey: _index_by_time("Crossing", "made_at", "job_id"),
     ScheduleKey: _index_by_time("Schedule", "next_fire_at", "job_id", label="status"),
     ExportKey: _index_by_time("Export", "due_at", "export_id"),
+    CrawlKey: _index_by_time("Crawl", "due_at", "job_id"),
     InputKey: _index_by_time("Input", "expires_at", "input_id"),
     RecordKey: _index_by_time("Key", "expires_at", "key_id"),
     EventKey: (

@@ -19,6 +19,7 @@ from typing import Any, assert_never
 import msgspec
 
 from conveyor.domain.changes import RunKey, TaskKey
+from conveyor.domain.crawl.record import Crawl, CrawlStep
 from conveyor.domain.export_record import Export
 from conveyor.domain.ids import JobId, RunId, TaskId
 from conveyor.domain.model import (
@@ -38,6 +39,8 @@ from conveyor.domain.queries import (
     AnyQuery,
     BatchesIn,
     BatchesOf,
+    CrawlStepsOf,
+    DueCrawls,
     DueExpiries,
     DueExports,
     DueNotices,
@@ -247,6 +250,7 @@ DueQuery = (
     | DueExports
     | DueExpiries
     | ExpiredInputs
+    | DueCrawls
 )
 
 
@@ -272,6 +276,8 @@ async def _find(table: Table, query: AnyQuery) -> list[Any]:
             return await _batches_of(table, query)
         case SamplesOf():
             return await _samples_of(table, query)
+        case CrawlStepsOf():
+            return await _crawl_steps_of(table, query)
         case NoticesOf():
             return await _notices_of(table, query)
         case EventsOf():
@@ -310,6 +316,9 @@ def _plan_of(query: DueQuery) -> tuple[list[Range], type[msgspec.Struct], Passes
             return ranges, Run, lambda row: row.sweep_at is not None and row.sweep_at <= by
         case ExpiredInputs(expired_by=by):
             return due("Input", before=by), JobInput, lambda row: row.expires_at <= by
+        case DueCrawls(due_by=by):
+            ranges = due("Crawl", before=by)
+            return ranges, Crawl, lambda row: row.due_at is not None and row.due_at <= by
         case _:
             assert_never(query)
 
@@ -392,6 +401,16 @@ async def _samples_of(table: Table, query: SamplesOf) -> list[CounterSample]:
     samples = prefix_range(keys.job(query.job_id), f"Sample#{query.run_id}#")
     async with aclosing(merge_ranges(table, [samples], limit=query.limit)) as items:
         return decode(table, CounterSample, await take(query.limit, items))
+
+
+async def _crawl_steps_of(table: Table, query: CrawlStepsOf) -> list[CrawlStep]:
+    steps = Range(
+        partition=keys.job(query.job_id),
+        first=keys.crawl_step(query.run_id, query.first),
+        last=f"CrawlStep#{query.run_id}#{LAST}",
+    )
+    async with aclosing(merge_ranges(table, [steps], limit=query.limit)) as items:
+        return decode(table, CrawlStep, await take(query.limit, items))
 
 
 async def _jobs_of(table: Table, query: JobsOf) -> list[Job]:

@@ -10,6 +10,8 @@ from conveyor.engines.aws.dynamodb.keys import item_key
 from tests.builders import (
     a_batch,
     a_budget,
+    a_crawl,
+    a_crawl_step,
     a_crossing,
     a_deletion_intent,
     a_feed,
@@ -42,6 +44,8 @@ STORED: list[tuple[Row, str, str]] = [
     (a_budget(), JOB, f"Budget#{RUN}"),
     (a_share(), JOB, f"Share#{RUN}#holder-1"),
     (a_sample(29_000_000), JOB, f"Sample#{RUN}#0029000000"),
+    (a_crawl(), JOB, f"Crawl#{RUN}"),
+    (a_crawl_step(12), JOB, f"CrawlStep#{RUN}#0000000012"),
     (a_schedule(), JOB, "Schedule"),
     (a_stats(3), f"{JOB}#TS3", f"Stats#{RUN}"),
     (a_task(shard=3), f"{JOB}#TS3", f"Task#{RUN}#{a_task().task_id}"),

@@ -8,6 +8,8 @@ import msgspec
 
 # RFC 9309, 2.5: a crawler parses at least the first 500 KiB.
 ROBOTS_BYTES_MAX = 512 * 1024
+AGENT = "conveyor"
+"""The name that groups of a robots.txt use for this program."""
 # Some sites ask for hours between two pages. A crawler that waits longer would never end.
 CRAWL_DELAY_S_MAX = 60.0
 _AGENT = re.compile(r"[a-zA-Z_-]+")
@@ -26,6 +28,7 @@ class RobotsRules(msgspec.Struct, frozen=True):
 
     rules: tuple[Rule, ...] = ()
     crawl_delay_s: float = 0.0
+    sitemaps: tuple[str, ...] = ()
 
     def allows(self, path_and_query: str) -> bool:
         if not self.rules or path_and_query == "/robots.txt":
@@ -36,10 +39,15 @@ class RobotsRules(msgspec.Struct, frozen=True):
         return best is None or best.is_allowed
 
 
+DENY_ALL = RobotsRules((Rule(re.compile(""), 0, is_allowed=False),))
+"""The rules of a site whose robots.txt cannot be read: nothing is known to be allowed."""
+
+
 def parse_robots(text: str, agent: str) -> RobotsRules:
     """Returns the rules for `agent`: those of its own groups, or those of the groups for `*`."""
     groups: dict[str, list[tuple[str, str]]] = {}
     names: list[str] = []
+    sitemaps: list[str] = []
     is_heading = False
     for line in text.removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}").splitlines():
         field, _, value = (part.strip() for part in line.partition("#")[0].partition(":"))
@@ -52,7 +60,17 @@ def parse_robots(text: str, agent: str) -> RobotsRules:
             is_heading = False
             for name in names:
                 groups[name].append((field, value))
-    return _rules_from(groups.get(agent.lower(), groups.get("*", [])))
+        elif field == "sitemap" and value:
+            sitemaps.append(value)
+    return _rules_from(groups.get(agent.lower(), groups.get("*", [])), sitemaps)
+
+
+def is_without_rules(code: str, status: int) -> bool:
+    """Whether the problem of a robots.txt means that the site has none, so that all is allowed.
+    Otherwise the site may have rules that nobody knows."""
+    if code.startswith("target_") and 400 <= status < 500 and status != 429:
+        return True
+    return code in {"body_too_large", "unexpected_status", "bad_redirect"}
 
 
 def _agent_name(value: str) -> str:
@@ -60,14 +78,14 @@ def _agent_name(value: str) -> str:
     return match[0].lower() if match else value[:1]
 
 
-def _rules_from(lines: list[tuple[str, str]]) -> RobotsRules:
+def _rules_from(lines: list[tuple[str, str]], sitemaps: list[str]) -> RobotsRules:
     rules = [
         Rule(_pattern_of(value), len(value), field == "allow")
         for field, value in lines
         if field != "crawl-delay" and value
     ]
     delays = [_seconds_of(value) for field, value in lines if field == "crawl-delay"]
-    return RobotsRules(tuple(rules), max(delays, default=0.0))
+    return RobotsRules(tuple(rules), max(delays, default=0.0), tuple(sitemaps))
 
 
 def _pattern_of(value: str) -> re.Pattern[str]:

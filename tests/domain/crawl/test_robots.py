@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conveyor.domain.robots import CRAWL_DELAY_S_MAX, parse_robots
+from conveyor.domain.crawl.robots import CRAWL_DELAY_S_MAX, parse_robots
 
 TEXT = """
 # A site

@@ -1,0 +1,81 @@
+"""Crawler: follows the links of fetched pages, for crawls that are due (docs/crawls.md).
+
+Owns:    the crawls that it works on, a few at a time, and what it remembers of them.
+Hears:   nothing: the rows are the queue, which is queried every `period_s`.
+Says:    nothing. A step tells the workers that its run has new tasks.
+Crashes: only by bug. An interrupted crawl is due again and goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
+
+import trio
+
+from actors.worker_roster import Roster
+from conveyor.domain.crawl.record import Crawl
+from conveyor.domain.ids import JobId
+from conveyor.ports.errors import Unavailable
+from conveyor.usecases import crawl as crawls
+from conveyor.usecases.context import Context
+from conveyor.usecases.crash_isolation import Crash, isolate
+from conveyor.usecases.crawl import CrawlMemory
+
+log = logging.getLogger(__name__)
+
+# A crawl that crashed its crawler so often is ended.
+CRASHES_MAX = 5
+# Crawls of which something is remembered between two turns.
+_REMEMBERED_MAX = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crawler:
+    env: Context
+    roster: Roster = field(default_factory=Roster.of_one)
+    period_s: float = 0.2
+    # More at once need more memory: each has the bodies of a group of pages.
+    at_once_max: int = 4
+    memories: dict[JobId, CrawlMemory] = field(default_factory=dict)
+    crashes: Counter[JobId] = field(default_factory=Counter)
+
+    async def run(self) -> None:
+        under_way: set[JobId] = set()
+        async with trio.open_nursery() as nursery:
+            while True:
+                try:
+                    room = self.at_once_max - len(under_way)
+                    due = await crawls.due(self.env, limit=self.at_once_max) if room else []
+                    for crawl in [crawl for crawl in due if crawl.job_id not in under_way][:room]:
+                        under_way.add(crawl.job_id)
+                        nursery.start_soon(self._work_on, crawl, under_way)
+                except Unavailable as error:
+                    log.warning("crawls not read", extra={"cause": str(error)})
+                if under_way:
+                    await trio.sleep(self.period_s)
+                else:
+                    await self.roster.wait_turn("crawls", self.period_s)
+
+    async def _work_on(self, crawl: Crawl, under_way: set[JobId]) -> None:
+        extra = {"job": crawl.job_id}
+        memory = self.memories.pop(crawl.job_id, None) or CrawlMemory()
+        self.memories[crawl.job_id] = memory
+        while len(self.memories) > _REMEMBERED_MAX:
+            del self.memories[next(iter(self.memories))]
+        try:
+            work = partial(crawls.work_on, self.env, crawl, memory, idle_s=self.period_s)
+            outcome = await isolate(work, "a crawl", extra=extra)
+            if not isinstance(outcome, Crash):
+                self.crashes.pop(crawl.job_id, None)
+                return
+            self.crashes[crawl.job_id] += 1
+            if self.crashes[crawl.job_id] >= CRASHES_MAX:
+                del self.crashes[crawl.job_id]
+                await crawls.give_up(self.env, crawl)
+        except Unavailable as error:
+            log.warning("crawl deferred: engine unavailable", extra={**extra, "cause": str(error)})
+        finally:
+            under_way.discard(crawl.job_id)

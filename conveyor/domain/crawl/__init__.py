@@ -1,0 +1,1 @@
+"""Crawls: the pure rules of following links (docs/crawls.md)."""

@@ -1,0 +1,141 @@
+"""The crawler: works on crawls that are due, a few at once, and outlives crashes and outages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from conveyor.domain.crawl.record import Crawl, CrawlRules, CrawlStatus
+from conveyor.domain.errors import make_problem
+from conveyor.domain.model import FailureReason
+from conveyor.ports.errors import Unavailable
+from conveyor.ports.gateway import NotScraped, Outcome, ScrapeRequest
+from conveyor.usecases import crawl as crawls
+from conveyor.usecases.submit.jobs import Submission
+from tests.actors.world import CALLER, World, a_page, make_world
+
+PAGES = 40
+
+
+def a_site(request: ScrapeRequest, attempt: int) -> Outcome:
+    """Each page leads to the next two; every seventh fails at first."""
+    name = request.url.rpartition("/")[2]
+    if not name.isdigit() or int(name) >= PAGES:
+        problem = make_problem("target_not_found", "There is no such page", 404)
+        return NotScraped(reason=FailureReason.BAD_TARGET, problem=problem, retryable=False)
+    if int(name) % 7 == 0 and attempt == 1:
+        problem = make_problem("target_error", "The site failed", 503)
+        return NotScraped(reason=FailureReason.GATEWAY_ERROR, problem=problem, retryable=True)
+    links = "".join(f"<a href='/{int(name) + step}'>" for step in (1, 2))
+    return a_page(links.encode())
+
+
+async def started(world: World, host: str = "example.com") -> Crawl:
+    rules = CrawlRules(max_items=1000, max_pages=1000)
+    return await crawls.create(
+        world.env,
+        CALLER,
+        f"https://{host}/0",
+        rules,
+        Submission(is_open=True),
+        job_id=world.env.new_id(),
+    )
+
+
+async def ended(world: World, crawl: Crawl) -> Crawl:
+    with trio.fail_after(3600):
+        while True:
+            row = await crawls.of_job(world.env, crawl.job_id)
+            assert row is not None
+            if row.finished_at is not None and row.due_at is None:
+                return row
+            await trio.sleep(0.5)
+
+
+async def items_of(world: World, crawl: Crawl) -> set[str]:
+    pages, _, _ = await crawls.kept_pages(world.env, crawl, step=0, skip=0, limit=1000)
+    return {page.url.rpartition("/")[2] for page in pages}
+
+
+EXPECTED = {str(number) for number in range(PAGES + 2)}
+
+
+async def test_many_crawls_are_advanced_together(autojump_clock: MockClock) -> None:
+    world = make_world(script=a_site)
+    begun = [await started(world, f"site-{number}.example") for number in range(10)]
+
+    async with world.working():
+        rows = [await ended(world, crawl) for crawl in begun]
+        items = [await items_of(world, row) for row in rows]
+
+    assert {row.status for row in rows} == {CrawlStatus.COMPLETED}
+    assert items == [EXPECTED] * 10
+    assert all(
+        count <= 2 for url, count in world.gateway.calls.items() if not url.endswith("robots.txt")
+    )
+
+
+async def test_a_crawl_goes_on_in_a_worker_that_is_started_again(
+    autojump_clock: MockClock,
+) -> None:
+    world = make_world(script=a_site)
+    crawl = await started(world)
+    for _ in range(5):
+        async with world.working():
+            await trio.sleep(1.7)
+        await trio.sleep(40)
+
+    async with world.working():
+        row = await ended(world, crawl)
+
+    assert await items_of(world, row) == EXPECTED
+    assert row.items == len(EXPECTED)
+
+
+@pytest.mark.parametrize("error", [Unavailable("the engine is gone"), RuntimeError("a bug")])
+async def test_an_outage_or_a_crash_delays_a_crawl_and_changes_nothing(
+    autojump_clock: MockClock, error: Exception
+) -> None:
+    world = make_world(script=a_site)
+    crawl = await started(world)
+    calls = 0
+
+    def strikes(*_: Any) -> bool:
+        nonlocal calls
+        calls += 1
+        return calls in {3, 9, 27}
+
+    broken = replace(world, env=_failing(world, error, strikes))
+    async with broken.working():
+        row = await ended(world, crawl)
+
+    assert await items_of(world, row) == EXPECTED
+
+
+async def test_a_crawl_that_always_crashes_its_crawler_fails(autojump_clock: MockClock) -> None:
+    world = make_world(script=a_site)
+    crawl = await started(world)
+
+    broken = replace(world, env=_failing(world, RuntimeError("a bug"), lambda *_: True))
+    async with broken.working():
+        row = await ended(world, crawl)
+
+    assert (row.status, row.error_code) == (CrawlStatus.FAILED, "internal_error")
+
+
+def _failing(world: World, error: Exception, strikes: Callable[..., bool]) -> Any:
+    """Reading links fails, at the calls that `strikes` names."""
+
+    class Executor:
+        async def run(self, work: Callable[..., Any], *arguments: Any) -> Any:
+            await trio.lowlevel.checkpoint()
+            if "_read_bodies" in repr(work) and strikes():
+                raise error
+            return work(*arguments)
+
+    return replace(world.env, executor=Executor())
