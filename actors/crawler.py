@@ -16,7 +16,7 @@ from functools import partial
 import trio
 
 from actors.worker_roster import Roster
-from conveyor.domain.crawl.record import Crawl
+from conveyor.domain.crawl_record import Crawl
 from conveyor.domain.ids import JobId
 from conveyor.ports.errors import Unavailable
 from conveyor.usecases import crawl as crawls

@@ -23,7 +23,7 @@ from conveyor.domain.changes import (
     Update,
     Write,
 )
-from conveyor.domain.crawl.record import (
+from conveyor.domain.crawl_record import (
     Crawl,
     CrawlEntry,
     CrawlRules,

@@ -15,8 +15,8 @@ from conveyor.api.runs import STORAGE_QUOTAS
 from conveyor.api.server.request import Download, RequestContext, Response, Work, json_reply
 from conveyor.domain import limits, queries
 from conveyor.domain.changes import JobKey, RunKey
-from conveyor.domain.crawl.record import Crawl, CrawlRules
 from conveyor.domain.crawl.urls import normalise
+from conveyor.domain.crawl_record import Crawl, CrawlRules
 from conveyor.domain.errors import InvalidArgument, NotFound, Refused, ResultDamaged, ResultExpired
 from conveyor.domain.ids import JobId
 from conveyor.domain.lifecycle import CRAWL_LIVE, JOB_VISIBLE

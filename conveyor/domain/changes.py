@@ -14,7 +14,7 @@ from typing import Any, Generic, Self, TypeVar, assert_never, cast
 import msgspec
 
 from conveyor.domain.budget import Budget, BudgetReservation
-from conveyor.domain.crawl.record import Crawl, CrawlStep
+from conveyor.domain.crawl_record import Crawl, CrawlStep
 from conveyor.domain.damage import DamagedTask
 from conveyor.domain.export_record import Export
 from conveyor.domain.ids import (

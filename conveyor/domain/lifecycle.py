@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from conveyor.domain.changes import Guard
-from conveyor.domain.crawl.record import CrawlStatus
+from conveyor.domain.crawl_record import CrawlStatus
 from conveyor.domain.export_record import ExportStatus
 from conveyor.domain.model import (
     BatchStatus,

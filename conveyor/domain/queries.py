@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from conveyor.domain import limits
-from conveyor.domain.crawl.record import Crawl, CrawlStep
+from conveyor.domain.crawl_record import Crawl, CrawlStep
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.export_record import Export
 from conveyor.domain.ids import CallerId, JobId, NoticeId, RunId, TaskId

@@ -8,8 +8,8 @@ import msgspec
 from msgspec import Meta
 
 from conveyor.domain import limits
-from conveyor.domain.crawl.record import Crawl, CrawlEnd, CrawlRules, CrawlStatus, Discovery
 from conveyor.domain.crawl.urls import normalise
+from conveyor.domain.crawl_record import Crawl, CrawlEnd, CrawlRules, CrawlStatus, Discovery
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.model import Format, Task
 from conveyor.schemas.requests import (

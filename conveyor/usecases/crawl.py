@@ -21,7 +21,16 @@ from conveyor.domain.changes import Applied, Change, CrawlKey, Guard, JobKey, Ru
 from conveyor.domain.crawl import frontier
 from conveyor.domain.crawl.frontier import Source, StepPlanner
 from conveyor.domain.crawl.links import Reading, read_page, read_sitemap
-from conveyor.domain.crawl.record import (
+from conveyor.domain.crawl.robots import (
+    AGENT,
+    DENY_ALL,
+    ROBOTS_BYTES_MAX,
+    RobotsRules,
+    is_without_rules,
+    parse_robots,
+)
+from conveyor.domain.crawl.urls import host_in, normalise, origin_of
+from conveyor.domain.crawl_record import (
     Crawl,
     CrawlEnd,
     CrawlEntry,
@@ -32,15 +41,6 @@ from conveyor.domain.crawl.record import (
     robots_id,
     run_of,
 )
-from conveyor.domain.crawl.robots import (
-    AGENT,
-    DENY_ALL,
-    ROBOTS_BYTES_MAX,
-    RobotsRules,
-    is_without_rules,
-    parse_robots,
-)
-from conveyor.domain.crawl.urls import host_in, normalise, origin_of
 from conveyor.domain.errors import Conflict, NotFound
 from conveyor.domain.ids import CallerId, JobId, TaskId, is_ulid, shard_of
 from conveyor.domain.lifecycle import (

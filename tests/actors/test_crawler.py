@@ -10,7 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from conveyor.domain.crawl.record import Crawl, CrawlRules, CrawlStatus
+from conveyor.domain.crawl_record import Crawl, CrawlRules, CrawlStatus
 from conveyor.domain.errors import make_problem
 from conveyor.domain.model import FailureReason
 from conveyor.ports.errors import Unavailable

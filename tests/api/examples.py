@@ -15,7 +15,7 @@ from conveyor.api.route import Route
 from conveyor.api.server.app import ROUTES, make_app
 from conveyor.api.server.auth import Passthrough
 from conveyor.api.server.openapi import ExampleResponse
-from conveyor.domain.crawl.record import run_of
+from conveyor.domain.crawl_record import run_of
 from conveyor.domain.ids import JobId
 from conveyor.domain.model import Task
 from conveyor.usecases import crawl as crawls

@@ -7,7 +7,7 @@ import pytest
 
 from conveyor.domain.budget import BudgetCap, Unit
 from conveyor.domain.changes import Applied, BatchKey, Row, RunKey, StatsKey
-from conveyor.domain.crawl.record import CrawlEnd, CrawlRules, CrawlStatus, Discovery
+from conveyor.domain.crawl_record import CrawlEnd, CrawlRules, CrawlStatus, Discovery
 from conveyor.domain.export_record import ExportFormat, ExportOrder, ExportStatus, Manifest
 from conveyor.domain.ids import FIRST_BATCH, BatchId, ExportId, TaskId
 from conveyor.domain.model import (

@@ -11,10 +11,9 @@ import msgspec
 
 from conveyor import config
 from conveyor.api.server.app import ROUTES
-from conveyor.domain import budget, export_record, lifecycle, limits, model, schedule
+from conveyor.domain import budget, crawl_record, export_record, lifecycle, limits, model, schedule
 from conveyor.domain import quota as quotas
 from conveyor.domain.changes import ROW_KINDS, Row
-from conveyor.domain.crawl import record as crawl_record
 from conveyor.domain.run import wait_reason
 from conveyor.domain.run.settlement import BACKOFF
 from conveyor.domain.submit.conditions import CONDITIONS

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import pytest
 
-from conveyor.domain.crawl.record import CrawlStatus
+from conveyor.domain.crawl_record import CrawlStatus
 from conveyor.domain.export_record import ExportStatus
 from conveyor.domain.model import (
     BatchStatus,

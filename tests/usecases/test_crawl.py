@@ -13,7 +13,7 @@ from trio.testing import MockClock
 
 from conveyor.domain.changes import Applied, JobKey, RunKey
 from conveyor.domain.crawl import frontier
-from conveyor.domain.crawl.record import Crawl, CrawlEnd, CrawlRules, CrawlStatus, Discovery
+from conveyor.domain.crawl_record import Crawl, CrawlEnd, CrawlRules, CrawlStatus, Discovery
 from conveyor.domain.errors import NotFound, make_problem
 from conveyor.domain.lifecycle import RUN_LIVE, TASK_TERMINAL
 from conveyor.domain.model import FailureReason, JobStatus, RunStatus, Task, TaskRef

@@ -17,7 +17,9 @@ import msgspec
 from conveyor.domain import lifecycle
 from conveyor.domain.changes import Change, CrawlKey, CrawlStepKey, Guard, Insert, Update, Write
 from conveyor.domain.crawl.links import Reading
-from conveyor.domain.crawl.record import (
+from conveyor.domain.crawl.robots import RobotsRules
+from conveyor.domain.crawl.urls import LinkFilter, host_in, normalise, origin_of, site_of
+from conveyor.domain.crawl_record import (
     Crawl,
     CrawlEnd,
     CrawlEntry,
@@ -28,8 +30,6 @@ from conveyor.domain.crawl.record import (
     robots_id,
     sitemap_id,
 )
-from conveyor.domain.crawl.robots import RobotsRules
-from conveyor.domain.crawl.urls import LinkFilter, host_in, normalise, origin_of, site_of
 from conveyor.domain.ids import BatchId, TaskId, shard_of
 from conveyor.domain.lifecycle import CRAWL, CrawlEvent
 from conveyor.domain.model import Job, Run, Task, TaskStatus

@@ -47,7 +47,7 @@ from conveyor.domain.changes import (
     Write,
     find_refusal,
 )
-from conveyor.domain.crawl.record import Crawl, CrawlStep
+from conveyor.domain.crawl_record import Crawl, CrawlStep
 from conveyor.domain.export_record import Export
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import (

@@ -19,7 +19,7 @@ from typing import Any, assert_never
 import msgspec
 
 from conveyor.domain.changes import RunKey, TaskKey
-from conveyor.domain.crawl.record import Crawl, CrawlStep
+from conveyor.domain.crawl_record import Crawl, CrawlStep
 from conveyor.domain.export_record import Export
 from conveyor.domain.ids import JobId, RunId, TaskId
 from conveyor.domain.model import (
