@@ -15,7 +15,7 @@ from actors.messages import BatchStalled, StreamerMessage
 from actors.reconcile_sweeper import ReconcileSweeper
 from actors.runtime import Mailbox
 from conveyor.domain.changes import Insert, JobKey
-from conveyor.domain.lifecycle import RUN_LIVE
+from conveyor.domain.lifecycle import RUN_LIVE_STORED
 from conveyor.domain.model import RunStatus
 from conveyor.domain.queries import BatchesIn, RunsIn
 from conveyor.ports.errors import Unavailable
@@ -37,7 +37,7 @@ class CountingStore:
     looks: Counter[str] = field(default_factory=Counter)
 
     async def find(self, query: Any) -> Any:
-        if isinstance(query, RunsIn) and query.statuses == RUN_LIVE:
+        if isinstance(query, RunsIn) and query.statuses == RUN_LIVE_STORED:
             self.looks[self.name] += 1
         return await self.inner.find(query)
 
