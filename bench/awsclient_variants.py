@@ -17,11 +17,12 @@ from typing import Any
 import trio
 
 from conveyor.domain.submit.target import TargetPolicy
-from conveyor.engines.aws.client.auth import AwsAccess, Credentials, StaticAccess
+from conveyor.engines.aws.client.auth import AwsAccess, StaticAccess
 from conveyor.engines.aws.client.boto_transport import open_boto_transport
 from conveyor.engines.aws.client.client import AwsTransport, RetryingAwsClient
 from conveyor.engines.aws.client.http_transport import HttpTransport
 from conveyor.engines.aws.client.usage import Meter
+from conveyor.engines.aws_signature import Credentials
 from conveyor.http_client.connection_limits import PoolLimits
 from conveyor.http_client.pool import HttpPool
 

@@ -31,7 +31,7 @@ from conveyor.domain.model import Job, JobStatus, Result, Run, RunStatus, Task, 
 from conveyor.domain.queries import TasksOf
 from conveyor.usecases import export as exports
 from conveyor.usecases.context import Context
-from conveyor.usecases.export import Exported
+from conveyor.usecases.export import Exported, ExportOptions
 
 ARMS = {
     "bare": "zipfile, read from disk",
@@ -116,7 +116,9 @@ async def ours(arm: str, folder: Path) -> int:
         env = world.env
         name, _, order = arm.partition("/")
         kind, order = ExportFormat(name), ExportOrder(order or "id")
-        export = await exports.start(env, CALLER, JOB, RUN, kind, order, export_id=env.new_id())
+        export = await exports.start(
+            env, CALLER, JOB, RUN, kind, ExportOptions(order), export_id=env.new_id()
+        )
         assert await exports.process(env, export) is Exported.COMPLETED
         finished = await exports.own_export(env, CALLER, JOB, RUN, export.export_id)
         assert finished.manifest is not None

@@ -12,7 +12,7 @@ from typing import Protocol
 import trio
 
 from conveyor.domain.submit.target import TargetPolicy
-from conveyor.engines.aws.client.auth import AwsAccess, Credentials, StaticAccess
+from conveyor.engines.aws.client.auth import AwsAccess, StaticAccess
 from conveyor.engines.aws.client.client import Answer, AwsTransport, Params, RetryingAwsClient
 from conveyor.engines.aws.client.http_transport import HttpTransport
 from conveyor.engines.aws.client.usage import Meter
@@ -21,6 +21,7 @@ from conveyor.engines.aws.dynamodb.keys import TTL
 from conveyor.engines.aws.dynamodb.table import Table
 from conveyor.engines.aws.engine import AwsEngine, Names, build_engine, check_resources
 from conveyor.engines.aws.errors import NoResponse
+from conveyor.engines.aws_signature import Credentials
 from conveyor.http_client.connection_limits import PoolLimits
 from conveyor.http_client.pool import HttpPool
 from conveyor.ports.clock import Clock

@@ -5,19 +5,30 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncGenerator
 from functools import partial
+from urllib.parse import quote
 
 from conveyor.api.results import REDIRECT, direct_reply, log_damage_while_sending, logging_damage
 from conveyor.api.route import Access, Command, Example, Parameter, Query, Route
 from conveyor.api.server.problem import BadRange
 from conveyor.api.server.request import Download, RequestContext, Response, Work, json_reply
+from conveyor.api.webhook import why_no_receiver
 from conveyor.domain.changes import ExportKey, RunKey
 from conveyor.domain.errors import Conflict, InvalidArgument
 from conveyor.domain.export.formats import ENCODERS
-from conveyor.domain.export_record import Export, ExportFormat, ExportOrder
+from conveyor.domain.export_record import Destination, Export, ExportFormat, ExportOrder
 from conveyor.domain.ids import ExportId, JobId, RunId
+from conveyor.domain.submit.target import LOCATION_CHARS_MAX
+from conveyor.schemas.requests import (
+    BucketInput,
+    DestinationInput,
+    StartExportRequest,
+    decode_start_export,
+)
 from conveyor.schemas.responses import ExportResponse, StartExportResponse
 from conveyor.schemas.views import export_file_name, export_view, instant
 from conveyor.usecases import export as exports
+from conveyor.usecases.context import Context
+from conveyor.usecases.export import ExportOptions
 from conveyor.usecases.run.results import part_of_body, whole_body
 
 # An export can be many gigabytes, so a download may take hours. It still ends, so that a client
@@ -29,7 +40,45 @@ _RANGE = re.compile(r"bytes=(\d{1,18})-(\d{1,18})?\Z")
 
 def start(call: RequestContext) -> Work:
     kind, order = _format_from(call.parameter("format")), _order_from(call.parameter("order"))
-    return partial(_start, call, kind, order)
+    request = decode_start_export(call.body) if call.body else StartExportRequest()
+    destination = None
+    if request.destination is not None:
+        destination = _destination_from(call.env, request.destination)
+    return partial(_start, call, kind, ExportOptions(order, destination))
+
+
+def _destination_from(env: Context, request: DestinationInput) -> Destination:
+    """Checks the destination against the target policy of webhooks, and returns it."""
+    if (request.url is None) == (request.s3 is None):
+        raise InvalidArgument("Give either url or s3.", pointer="/destination")
+    bucket = request.s3
+    url = request.url if bucket is None else _object_url(bucket)
+    assert url is not None
+    why = why_no_receiver(env.config.webhooks, url, chars_max=LOCATION_CHARS_MAX)
+    if why is not None:
+        raise InvalidArgument(
+            f"The destination must be a public https URL: {why}.", pointer="/destination"
+        )
+    if bucket is None:
+        return Destination(url)
+    return Destination(
+        url,
+        region=bucket.region,
+        access_key=bucket.access_key_id,
+        secret_key=bucket.secret_access_key,
+        session_token=bucket.session_token,
+    )
+
+
+def _object_url(bucket: BucketInput) -> str:
+    key = quote(bucket.key, safe="/~")
+    if bucket.endpoint is not None:
+        return f"{bucket.endpoint.rstrip('/')}/{bucket.bucket}/{key}"
+    host = f"s3.{bucket.region}.amazonaws.com"
+    # A dot in the name of a bucket would not match the certificate of the service.
+    if "." in bucket.bucket:
+        return f"https://{host}/{bucket.bucket}/{key}"
+    return f"https://{bucket.bucket}.{host}/{key}"
 
 
 def _format_from(text: str | None) -> ExportFormat:
@@ -51,20 +100,30 @@ def _order_from(text: str | None) -> ExportOrder:
 
 
 async def _start(
-    call: RequestContext, kind: ExportFormat, order: ExportOrder, export_id: str
+    call: RequestContext,
+    kind: ExportFormat,
+    options: ExportOptions,
+    export_id: str,
 ) -> Response:
     ids = call.ids
     key = ExportKey(JobId(ids["job_id"]), RunId(ids["run_id"]), ExportId(export_id))
     find_begun = partial(call.env.store.read, key)
     async with call.api.storage.admit_export(call.caller, key.run_id, find_begun):
         export = await exports.start(
-            call.env, call.caller, ids["job_id"], ids["run_id"], kind, order, export_id=export_id
+            call.env,
+            call.caller,
+            ids["job_id"],
+            ids["run_id"],
+            kind,
+            options,
+            export_id=export_id,
         )
     body = StartExportResponse(
         export_id=export.export_id,
         status=export.status,
         format=export.format,
         order=export.order,
+        destination=export.destination,
         created_at=instant(export.created_at),
         expires_at=instant(export.expires_at),
     )
@@ -177,11 +236,11 @@ ROUTES: tuple[Route, ...] = (
         tag="runs",
         summary="Start an export of the results of an ended run as one file",
         description=(
-            "Requests the results of an ended run as one file. A worker writes it; poll the export "
-            "until it is completed."
+            "Requests the results of an ended run as one file. A worker writes it, and puts it to "
+            "the destination if there is one; poll the export until it is completed."
         ),
-        example=Example(query={"format": "jsonl"}),
-        does=Command(start),
+        example=Example(query={"format": "jsonl"}, body={}),
+        does=Command(start, StartExportRequest, is_body_optional=True),
         answers={202: StartExportResponse},
         problems=(410,),
         query=(FORMAT, ORDER),

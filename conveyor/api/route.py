@@ -33,12 +33,14 @@ class Command:
     """A route that changes state. The application checks the request first, then runs the work
     under a shield, once per Idempotency-Key.
 
-    With `is_secret`, the response is encrypted while it is stored for replay. `long` handles a list
-    that is too long for the memory of the handler.
+    A body with `is_body_optional` may be left out. With `is_secret`, the response is encrypted
+    while it is stored for replay. `long` handles a list that is too long for the memory of the
+    handler.
     """
 
     handler: Write
     payload: type | None = None
+    is_body_optional: bool = False
     is_secret: bool = False
     long: type[StreamingSubmit] | None = None
 

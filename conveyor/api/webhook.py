@@ -46,7 +46,7 @@ def webhook_from(
     The policy applies with every gateway, because this process itself sends webhooks. `pointer` is
     the JSON pointer of the webhook in the request.
     """
-    why = _why_not(env.config.webhooks, webhook.url)
+    why = why_no_receiver(env.config.webhooks, webhook.url)
     if why is not None:
         raise InvalidArgument(
             f"The webhook must be a public https URL: {why}.",
@@ -56,8 +56,11 @@ def webhook_from(
     return Webhook(webhook.url, webhook.signature)
 
 
-def _why_not(policy: TargetPolicy, url: str) -> str | None:
-    target = parse_url(url)
+def why_no_receiver(
+    policy: TargetPolicy, url: str, *, chars_max: int = limits.URL_CHARS_MAX
+) -> str | None:
+    """Returns why this process may not send anything to the URL; None if it may."""
+    target = parse_url(url, chars_max=chars_max)
     if isinstance(target, BadUrl):
         return target.detail
     if not target.is_tls and not policy.allow_private:

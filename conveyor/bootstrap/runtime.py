@@ -43,6 +43,7 @@ from conveyor.domain.submit.scraper_params import REMOTE_SUPPORT
 from conveyor.domain.submit.target import TargetPolicy
 from conveyor.engines.executor import COMPUTE_THREADS_MAX, ThreadExecutor
 from conveyor.engines.http.direct import DirectGateway
+from conveyor.engines.http.export_sink import HttpExportSink
 from conveyor.engines.http.webhook import WebhookNotifier
 from conveyor.engines.http.zenrows import ZenrowsGateway, has_key
 from conveyor.engines.sqlite import join_engine, open_engine
@@ -420,8 +421,9 @@ def build_runtime(
 ) -> Iterator[Runtime]:
     """Builds everything around an engine."""
     env = make_env(settings, engine, clock, randomness, mail, ThreadExecutor(COMPUTE_THREADS_MAX))
-    # Webhooks have a connection pool of their own, so that scraping cannot use up its connections.
+    # Webhooks and exports have a pool of their own: scraping cannot use up its connections.
     with _pool(_targets(settings), PoolLimits()) as guarded, _gateway(settings, env) as gateway:
+        env = replace(env, export_sink=HttpExportSink(guarded, now=env.now))
         yield Runtime(
             settings=settings,
             env=env,
@@ -574,8 +576,7 @@ def tune_memory() -> None:
     almost nothing and cost 6 % of the CPU time of a page. Modules that are loaded by now are
     frozen, so that a full collection, which frees the cycles of failed requests, is cheap.
     """
-    # After the imports of the caller: only objects that exist now are exempt from collections.
-    gc.freeze()
+    gc.freeze()  # After the imports of the caller: later objects are not exempt.
     gc.set_threshold(50_000, 20, 10)
     _keep_large_blocks_apart()
 
@@ -583,10 +584,10 @@ def tune_memory() -> None:
 def _keep_large_blocks_apart() -> None:
     """Makes glibc return freed bodies to the system.
 
-    By default glibc raises its mmap threshold to the size of the largest freed block, so bodies are
-    placed in the heap between small blocks that stay. Under a mixed load the resident memory grew
-    by 2 MB a minute, and `malloc_trim` returned more than half of the heap. With a fixed threshold
-    each large block has its own pages. Other C libraries have no `mallopt`, or ignore it.
+    By default glibc raises its mmap threshold to the size of the largest freed block, so bodies lie
+    in the heap between small blocks that stay. Under a mixed load the resident memory grew by 2 MB
+    a minute. With a fixed threshold each large block has its own pages. Other C libraries have no
+    `mallopt`, or ignore it.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

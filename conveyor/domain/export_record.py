@@ -22,8 +22,9 @@ class ExportStatus(StrEnum):
 
     PENDING = "pending"  #: The export waits for a worker.
     RUNNING = "running"  #: A worker writes the file.
-    COMPLETED = "completed"  #: The file exists.
-    FAILED = "failed"  #: The file could not be written; `error` says why.
+    DELIVERING = "delivering"  #: The file exists and is being put to its destination.
+    COMPLETED = "completed"  #: The file exists, and was put to its destination if it has one.
+    FAILED = "failed"  #: The file could not be written or delivered; `error` says why.
 
 
 class ExportFormat(StrEnum):
@@ -60,6 +61,21 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     order: ExportOrder = ExportOrder.ID  #: The order of the entries.
 
 
+class Destination(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where the file of an export is put: a presigned URL, or an object of a bucket with the keys
+    of its owner. It is sealed while it is stored."""
+
+    url: str  #: The URL for the PUT; with keys, that of the object, not signed.
+    region: str | None = None  #: The region of the bucket; with keys only.
+    access_key: str | None = None  #: The id of the access key.
+    secret_key: str | None = None  #: The secret access key.
+    session_token: str | None = None  #: The token of temporary keys.
+
+    def __repr__(self) -> str:
+        # Presigned URLs and keys are credentials, and logs contain reprs.
+        return "Destination(***)"
+
+
 class Export(msgspec.Struct, frozen=True):
     """The intent to export a run, and later the location of the file."""
 
@@ -67,7 +83,7 @@ class Export(msgspec.Struct, frozen=True):
     run_id: RunId  #: The run of the export.
     export_id: ExportId  #: ULID of the export.
     format: ExportFormat  #: zip, jsonl, csv, warc or parquet.
-    status: ExportStatus  #: pending, running, completed or failed.
+    status: ExportStatus  #: pending, running, delivering, completed or failed.
     created_at: float  #: When it was requested.
     updated_at: float  #: When the row last changed.
     expires_at: float  #: When it counts as absent.
@@ -82,6 +98,8 @@ class Export(msgspec.Struct, frozen=True):
     sha256: str | None = None  #: The digest of the file.
     manifest: Manifest | None = None  #: What the file contains.
     order: ExportOrder = ExportOrder.ID  #: id or list.
+    destination: str | None = None  #: Where the file is put, without credentials.
+    destination_sealed: str | None = None  #: The `Destination`, encrypted.
 
 
 class ManifestDigest:

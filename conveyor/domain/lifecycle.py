@@ -168,22 +168,29 @@ SCHEDULE: Table[ScheduleEvent, ScheduleStatus] = _table(
     }
 )
 
-_UNDONE = {ExportStatus.PENDING, ExportStatus.RUNNING}
+_UNBUILT = {ExportStatus.PENDING, ExportStatus.RUNNING}
+_UNDONE = _UNBUILT | {ExportStatus.DELIVERING}
 
 
 class ExportEvent(StrEnum):
     TAKEN_UP = "taken_up"
     EXTENDED = "extended"
     DEFERRED = "deferred"
+    BUILT = "built"
+    SENDING = "sending"
+    SENT = "sent"
     COMPLETED = "completed"
     FAILED = "failed"
 
 
 EXPORT: Table[ExportEvent, ExportStatus] = _table(
     {
-        ExportEvent.TAKEN_UP: (_UNDONE, ExportStatus.RUNNING),
+        ExportEvent.TAKEN_UP: (_UNBUILT, ExportStatus.RUNNING),
         ExportEvent.EXTENDED: ({ExportStatus.RUNNING}, ExportStatus.RUNNING),
         ExportEvent.DEFERRED: ({ExportStatus.RUNNING}, ExportStatus.RUNNING),
+        ExportEvent.BUILT: ({ExportStatus.RUNNING}, ExportStatus.DELIVERING),
+        ExportEvent.SENDING: ({ExportStatus.DELIVERING}, ExportStatus.DELIVERING),
+        ExportEvent.SENT: ({ExportStatus.DELIVERING}, ExportStatus.COMPLETED),
         ExportEvent.COMPLETED: ({ExportStatus.RUNNING}, ExportStatus.COMPLETED),
         ExportEvent.FAILED: (_UNDONE, ExportStatus.FAILED),
     }

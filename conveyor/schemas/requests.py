@@ -22,7 +22,7 @@ from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.model import HostLimit, HostLimits, ListFormat, ListSpec
 from conveyor.domain.submit.admission import EXTERNAL_ID_PATTERN, TaskDraft
 from conveyor.domain.submit.scraper_params import PARAMS, RESPONSE_TYPES, find_doubled_key
-from conveyor.domain.submit.target import BadUrl, parse_url
+from conveyor.domain.submit.target import LOCATION_CHARS_MAX, BadUrl, parse_url
 from conveyor.schemas.schedule import JobSchedule, UpdateScheduleStateRequest
 
 T = TypeVar("T")
@@ -231,6 +231,40 @@ class CreateJobInputRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_un
     csv: CsvInput | None = None  #: How a CSV list is read.
 
 
+class BucketInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An object of an S3 bucket, and keys that may put it. The keys are encrypted while they are
+    stored, removed after the delivery, and never returned."""
+
+    #: The name of the bucket.
+    bucket: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$(?!\n)")]
+    key: Annotated[str, Meta(min_length=1, max_length=1024)]  #: The name of the object.
+    #: The region of the bucket.
+    region: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}$(?!\n)")] = "us-east-1"
+    #: The id of the access key.
+    access_key_id: Annotated[str, Meta(pattern=r"^[!-~]{1,256}$(?!\n)")]
+    #: The secret access key.
+    secret_access_key: Annotated[str, Meta(pattern=r"^[!-~]{1,256}$(?!\n)")]
+    #: The token of temporary keys.
+    session_token: Annotated[str, Meta(pattern=r"^[!-~]{1,4096}$(?!\n)")] | None = None
+    #: The https URL of a compatible service, instead of AWS.
+    endpoint: Annotated[str, Meta(max_length=limits.URL_CHARS_MAX)] | None = None
+
+
+class DestinationInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the file is put: either a presigned URL, or an object of a bucket."""
+
+    #: An https URL that accepts a PUT of the file. It is encrypted while it is stored.
+    url: Annotated[str, Meta(max_length=LOCATION_CHARS_MAX)] | None = None
+    s3: BucketInput | None = None  #: An object of an S3 bucket.
+
+
+class StartExportRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What else is to be done with the file."""
+
+    destination: DestinationInput | None = None  #: Where the file is put when it is complete.
+
+
+_START_EXPORT = msgspec.json.Decoder(StartExportRequest)
 _SUBMIT = msgspec.json.Decoder(SubmitJobRequest)
 _ADD_TASKS = msgspec.json.Decoder(AddTasksRequest)
 _WEBHOOK_CONFIG = msgspec.json.Decoder(WebhookConfigInput)
@@ -268,6 +302,10 @@ def decode_schedule_state(body: bytes) -> UpdateScheduleStateRequest:
 
 def decode_create_input(body: bytes) -> CreateJobInputRequest:
     return decode_strictly(_CREATE_INPUT, body)
+
+
+def decode_start_export(body: bytes) -> StartExportRequest:
+    return decode_strictly(_START_EXPORT, body)
 
 
 def list_spec_of(request: CreateJobInputRequest) -> ListSpec:

@@ -424,6 +424,7 @@ class StartExportResponse(msgspec.Struct, frozen=True, kw_only=True):
     status: ExportStatus  #: The state of the export.
     format: ExportFormat  #: The format of the file.
     order: ExportOrder = ExportOrder.ID  #: The order of the tasks in the file.
+    destination: str | None = None  #: Where the file is put, without credentials.
     created_at: Instant  #: When the export was requested.
     expires_at: Instant  #: When the export and its file are removed.
 
@@ -435,11 +436,12 @@ class ExportResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     status: ExportStatus  #: The state of the export.
     format: ExportFormat  #: The format of the file.
     order: ExportOrder = ExportOrder.ID  #: The order of the tasks in the file.
+    destination: str | None = None  #: Where the file is put, without credentials.
     created_at: Instant  #: When the export was requested.
     expires_at: Instant  #: When the export and its file are removed.
     total: Count  #: Tasks of the run.
     done: Count  #: Tasks that are in the file so far.
-    error: str | None = None  #: Why the export failed.
+    error: str | None = None  #: Why the export failed, or its latest delivery.
     download_url: str | None = None  #: A link to the file that works without a key, for a while.
     file_name: str | None = None  #: The name of the file.
     size_bytes: Count | None = None  #: Bytes of the file.

@@ -261,17 +261,19 @@ def event_view(event: Event) -> EventResponse:
 
 def export_view(export: Export, download_url: str) -> ExportResponse:
     """Returns the response for an export. Only a completed one has a link and a manifest."""
-    is_there = export.status is ExportStatus.COMPLETED
+    is_there = export.status in {ExportStatus.COMPLETED, ExportStatus.DELIVERING}
+    has_error = export.status in {ExportStatus.FAILED, ExportStatus.DELIVERING}
     return ExportResponse(
         export_id=export.export_id,
         status=export.status,
         format=export.format,
         order=export.order,
+        destination=export.destination,
         created_at=instant(export.created_at),
         expires_at=instant(export.expires_at),
         total=export.total,
         done=export.done,
-        error=export.error if export.status is ExportStatus.FAILED else None,
+        error=export.error if has_error else None,
         download_url=download_url if is_there else None,
         file_name=export_file_name(export) if is_there else None,
         size_bytes=export.size_bytes if is_there else None,

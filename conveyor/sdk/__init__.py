@@ -14,10 +14,12 @@ AsyncioClient and TrioClient have the same methods as coroutines and asynchronou
 from __future__ import annotations
 
 from conveyor.schemas.requests import (
+    BucketInput,
     BudgetInput,
     CreateJobInputRequest,
     CsvFields,
     CsvInput,
+    DestinationInput,
     HostLimitInput,
     HostLimitsInput,
     SubmitJobRequest,
@@ -71,6 +73,7 @@ __all__ = [
     "AsyncioClient",
     "AuditResponse",
     "BadId",
+    "BucketInput",
     "BudgetInput",
     "Cadence",
     "CalendarInput",
@@ -81,6 +84,7 @@ __all__ = [
     "Daily",
     "DeliveryResponse",
     "DeliveryTry",
+    "DestinationInput",
     "Downloaded",
     "EventResponse",
     "ExportResponse",

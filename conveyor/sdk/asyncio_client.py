@@ -13,6 +13,7 @@ from conveyor.domain.lifecycle import EXPORT_UNDONE
 from conveyor.schemas.requests import (
     BudgetInput,
     CreateJobInputRequest,
+    DestinationInput,
     WebhookInput,
 )
 from conveyor.schemas.responses import (
@@ -346,11 +347,13 @@ class AsyncioClient(AsyncioConnection):
         *,
         kind: str = "zip",
         order: str = "id",
+        destination: DestinationInput | None = None,
         idempotency_key: str | None = None,
     ) -> StartExportResponse:
         """Starts an export of an ended run as one file: zip, jsonl, csv, warc or parquet. With the
-        order `list`, its tasks are in the order in which they were submitted."""
-        call = operations.start_export(job_id, run_id, kind, order)
+        order `list`, its tasks are in the order in which they were submitted. The file is put to
+        the destination, if there is one."""
+        call = operations.start_export(job_id, run_id, kind, order, destination)
         return await self._ask(call, idempotency_key)
 
     async def get_export(self, job_id: str, run_id: str, export_id: str) -> ExportResponse:

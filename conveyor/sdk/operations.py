@@ -17,6 +17,8 @@ from msgspec.structs import replace
 from conveyor.schemas.requests import (
     BudgetInput,
     CreateJobInputRequest,
+    DestinationInput,
+    StartExportRequest,
     SubmitJobRequest,
     TaskInput,
     WebhookInput,
@@ -269,10 +271,18 @@ def cancel_hmac_rotation() -> Call[None]:
 
 
 def start_export(
-    job_id: str, run_id: str, kind: str, order: str = "id"
+    job_id: str,
+    run_id: str,
+    kind: str,
+    order: str = "id",
+    destination: DestinationInput | None = None,
 ) -> Call[StartExportResponse]:
     path = _run_path(job_id, run_id, "exports")
-    return Call("POST", path, StartExportResponse, {"format": kind, "order": order})
+    query = {"format": kind, "order": order}
+    if destination is None:
+        return Call("POST", path, StartExportResponse, query)
+    body = msgspec.json.encode(StartExportRequest(destination=destination))
+    return Call("POST", path, StartExportResponse, query, body=body)
 
 
 def get_export(job_id: str, run_id: str, export_id: str) -> Call[ExportResponse]:

@@ -27,6 +27,7 @@ from conveyor.ports.cache import Cache
 from conveyor.ports.clock import Clock
 from conveyor.ports.coordinator import Coordinator, Signals
 from conveyor.ports.executor import Executor
+from conveyor.ports.export_sink import ExportSink
 from conveyor.ports.queue import Queue
 from conveyor.ports.secret_box import SecretBox
 from conveyor.ports.store import Store
@@ -165,6 +166,8 @@ class Context:
     news: EventWakeups = field(default_factory=EventWakeups)
     executor: Executor = field(default_factory=InlineExecutor)
     workflows: WorkflowCallback | None = None
+    # None in a process that makes no exports.
+    export_sink: ExportSink | None = None
     cache: Cache | None = None
     # None unless the operator exports traces.
     tracer: Tracer | None = None

@@ -7,7 +7,7 @@ An export in list order also holds the ids of all tasks.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from enum import Enum
 from functools import partial
 
@@ -16,15 +16,23 @@ import trio
 
 from conveyor.domain import limits
 from conveyor.domain.changes import Applied, Change, ExportKey, JobKey, RunKey
-from conveyor.domain.errors import Conflict, ConveyorError, InvalidArgument, NotFound
+from conveyor.domain.errors import (
+    Conflict,
+    ConveyorError,
+    InvalidArgument,
+    NotFound,
+    ResultDamaged,
+)
 from conveyor.domain.export import progress
 from conveyor.domain.export.entry import DamagedBody, Entry
 from conveyor.domain.export.formats import ENCODERS, missing_package
 from conveyor.domain.export.list_order import ListOrder
 from conveyor.domain.export_record import (
+    Destination,
     Export,
     ExportFormat,
     ExportOrder,
+    ExportStatus,
     Manifest,
     ManifestDigest,
 )
@@ -32,7 +40,11 @@ from conveyor.domain.ids import CallerId, ExportId, is_ulid, shard_of
 from conveyor.domain.lifecycle import EXPORT_UNDONE, RUN_LIVE, TASK_TERMINAL
 from conveyor.domain.model import Format, Run, Task, TaskRef
 from conveyor.domain.queries import DueExports, TasksAt
+from conveyor.domain.webhook import next_delivery_s
 from conveyor.ports.errors import BlobMissing, StorageDamaged, StorageFull, Unavailable
+from conveyor.ports.export_sink import ExportSink, OutgoingFile
+from conveyor.ports.secret_box import CannotUnseal
+from conveyor.ports.webhook_sender import Delivered, NotDelivered
 from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import load_owned_job, load_owned_run, pages_of, visible_run
 from conveyor.usecases.run import results
@@ -240,13 +252,23 @@ class Exported(Enum):
     REMOVED = "its time is over"
 
 
+class ExportOptions(msgspec.Struct, frozen=True):
+    """What a caller may ask for beside the format."""
+
+    order: ExportOrder = ExportOrder.ID
+    destination: Destination | None = None
+
+
+_PLAIN = ExportOptions()
+
+
 async def start(
     env: Context,
     caller: CallerId,
     job_id: str,
     run_id: str,
     kind: ExportFormat,
-    order: ExportOrder = ExportOrder.ID,
+    options: ExportOptions = _PLAIN,
     *,
     export_id: str,
 ) -> Export:
@@ -265,10 +287,26 @@ async def start(
         )
     # The results have expired, so the file would have no bodies.
     refuse_expired_run(env, run)
-    export = progress.new_export(run, ExportId(export_id), kind, order, now=env.now())
+    put_to, destination = None, options.destination
+    if destination is not None:
+        place = _sealing_context(caller, job_id, export_id)
+        sealed = env.secret_box.seal(msgspec.json.encode(destination), place=place)
+        put_to = (shown_destination(destination), sealed)
+    export = progress.new_export(
+        run, ExportId(export_id), kind, options.order, put_to, now=env.now()
+    )
     if isinstance(await env.commit(progress.ask(export)), Applied):
         return export
     return await own_export(env, caller, job_id, run_id, export_id)
+
+
+def shown_destination(destination: Destination) -> str:
+    """Returns the destination without what may be a credential: its query and its keys."""
+    return destination.url.partition("?")[0]
+
+
+def _sealing_context(caller: CallerId, job_id: str, export_id: str) -> str:
+    return f"{caller}|{job_id}|export:{export_id}"
 
 
 async def own_export(
@@ -328,6 +366,8 @@ async def process(env: Context, export: Export) -> Exported:
         await env.blobs.delete_prefix(_prefix(export))
         await env.commit(progress.remove(export))
         return Exported.REMOVED
+    if export.status is ExportStatus.DELIVERING:
+        return await _deliver(env, export)
     # Before it is acquired again: an export that crashes its exporter must end at some point.
     if progress.failed_too_often(export):
         return await _commit_or_defer(env, progress.give_up(export, now=env.now()), Exported.FAILED)
@@ -399,7 +439,7 @@ async def _make(env: Context, export: Export) -> Exported:
         now=env.now(),
     )
     if isinstance(await env.commit(change), Applied):
-        return Exported.COMPLETED
+        return Exported.COMPLETED if export.destination is None else Exported.PUT_OFF
     # Another exporter has acquired the export: remove only the file of this epoch.
     await env.blobs.delete_prefix(_own_prefix(export))
     return Exported.FENCED
@@ -413,3 +453,95 @@ def _own_prefix(export: Export) -> str:
     """Returns the prefix of this epoch, so that an exporter that was overtaken cannot touch the
     file of its successor."""
     return f"{_prefix(export)}/{export.epoch}"
+
+
+# Deliveries: a complete file is put to its destination, again and again until it is there or the
+# export expires. Each attempt is claimed by a new epoch, like the building of the file.
+
+
+async def _deliver(env: Context, export: Export) -> Exported:
+    verdict = await env.commit(progress.claim_delivery(export, now=env.now()))
+    if not isinstance(verdict, Applied):
+        return Exported.FENCED
+    (claimed,) = verdict.rows
+    assert isinstance(claimed, Export)
+    try:
+        return await _put(env, claimed)
+    except (CannotUnseal, NotFound, ResultDamaged) as error:
+        change = progress.give_up(claimed, f"the file cannot be delivered: {error}", now=env.now())
+        return await _commit_or_defer(env, change, Exported.FAILED)
+    except Unavailable:
+        change = progress.defer_delivery(claimed, None, delay_s=progress.PUT_OFF_S, now=env.now())
+        return await _commit_or_defer(env, change, Exported.PUT_OFF)
+    except trio.Cancelled:
+        with trio.move_on_after(_LET_GO_S, shield=True):
+            change = progress.defer_delivery(claimed, None, delay_s=0, now=env.now())
+            await _commit_or_defer(env, change, Exported.PUT_OFF)
+        raise
+
+
+async def _put(env: Context, export: Export) -> Exported:
+    try:
+        _, run = await visible_run(env, export.job_id, export.run_id, absent=_ABSENT)
+    except NotFound:  # It was deleted meanwhile, so nobody wants the file any more.
+        return Exported.FENCED
+    sealed, key, sha256 = export.destination_sealed, export.key, export.sha256
+    assert sealed is not None
+    assert key is not None
+    assert sha256 is not None
+    if env.export_sink is None:
+        raise Unavailable("this process delivers no files")
+    place = _sealing_context(run.caller, export.job_id, export.export_id)
+    opened = env.secret_box.unseal(sealed, place=place)
+    pieces = await results.whole_body(
+        env, key, size_bytes=export.size_bytes, sha256=sha256, absent="the file is not stored"
+    )
+    async with aclosing(pieces):
+        file = OutgoingFile(
+            destination=msgspec.json.decode(opened, type=Destination),
+            partition=run.caller,
+            content_type=ENCODERS[export.format].media_type,
+            size_bytes=export.size_bytes,
+            pieces=pieces,
+        )
+        outcome = await _put_under_claim(env, env.export_sink, export, file)
+    if outcome is None:
+        return Exported.FENCED
+    if isinstance(outcome, Delivered):
+        change = progress.record_delivery(export, now=env.now())
+        return await _commit_or_defer(env, change, Exported.COMPLETED)
+    delay_s = next_delivery_s(export.failures + 1, retry_after_s=None, random=env.random)
+    if env.now() + delay_s >= export.expires_at:
+        change = progress.give_up(export, outcome.error, now=env.now())
+        return await _commit_or_defer(env, change, Exported.FAILED)
+    change = progress.defer_delivery(export, outcome.error, delay_s=delay_s, now=env.now())
+    return await _commit_or_defer(env, change, Exported.PUT_OFF)
+
+
+async def _put_under_claim(
+    env: Context, sink: ExportSink, export: Export, file: OutgoingFile
+) -> Delivered | NotDelivered | None:
+    """Puts the file while the claim is renewed. Returns None if the claim was lost."""
+    outcome: Delivered | NotDelivered | None = None
+    # Collected instead of raised, because a nursery would wrap it in an exception group.
+    failures: list[ConveyorError] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_keep_delivery, env, export, nursery.cancel_scope)
+        try:
+            outcome = await sink.put(file)
+        except ConveyorError as error:
+            failures.append(error)
+        nursery.cancel_scope.cancel()
+    if failures:
+        raise failures[0]
+    return outcome
+
+
+async def _keep_delivery(env: Context, export: Export, work: trio.CancelScope) -> None:
+    while True:
+        await trio.sleep(_BEAT_S)
+        # After an outage the claim may have lapsed: then the next renewal is refused.
+        with suppress(Unavailable):
+            verdict = await env.commit(progress.beat_delivery(export, now=env.now()))
+            if not isinstance(verdict, Applied):
+                work.cancel()

@@ -39,6 +39,62 @@ def path_of(url: str) -> str:
     return f"{parts.path}?{parts.query}"
 
 
+S3 = {"bucket": "bkt", "key": "k", "access_key_id": "id", "secret_access_key": "very-private"}
+
+
+@pytest.mark.parametrize(
+    ("destination", "shown"),
+    [
+        ({"url": "https://example.com/f?sig=very-private"}, "https://example.com/f"),
+        ({"s3": S3}, "https://bkt.s3.us-east-1.amazonaws.com/k"),
+        (
+            {"s3": {**S3, "bucket": "b.c", "key": "a key/é", "region": "eu-west-1"}},
+            "https://s3.eu-west-1.amazonaws.com/b.c/a%20key/%C3%A9",
+        ),
+        (
+            {"s3": {**S3, "endpoint": "https://store.example.com/"}},
+            "https://store.example.com/bkt/k",
+        ),
+    ],
+)
+async def test_a_destination_is_shown_without_its_secrets(
+    world: World, destination: dict[str, Any], shown: str
+) -> None:
+    _, address = await an_ended_job(world)
+
+    started = await world.post(address, {"destination": destination})
+
+    seen = await world.get(f"{address}/{started.json['export_id']}")
+    assert (started.status, seen.json["destination"]) == (202, shown)
+    assert b"very-private" not in started.body + seen.body
+
+
+@pytest.mark.parametrize(
+    "destination",
+    [
+        {},
+        {"url": "https://example.com/f", "s3": S3},
+        {"url": "http://example.com/f"},
+        {"url": "https://127.0.0.1/f"},
+        {"url": "https://example.com:8443/f"},
+        {"s3": {**S3, "endpoint": "https://169.254.169.254"}},
+        {"s3": {**S3, "endpoint": "https://store.internal"}},
+        {"s3": {**S3, "bucket": "../b"}},
+        {"s3": {**S3, "region": "eu.example.com/"}},
+        {"s3": {**S3, "secret_access_key": "with\nbreak"}},
+    ],
+)
+async def test_a_destination_that_may_not_be_reached_is_refused(
+    world: World, destination: dict[str, Any]
+) -> None:
+    _, address = await an_ended_job(world)
+
+    seen = await world.post(address, {"destination": destination})
+
+    assert seen.status == 400
+    assert b"very-private" not in seen.body
+
+
 async def test_an_export_is_pending_then_completed_with_a_link_and_a_manifest(
     world: World,
 ) -> None:

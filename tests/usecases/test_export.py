@@ -25,7 +25,7 @@ from conveyor.ports.gateway import Outcome, Scraped
 from conveyor.sdk.downloads import verify_export
 from conveyor.usecases import export as exports
 from conveyor.usecases.context import Context
-from conveyor.usecases.export import Exported
+from conveyor.usecases.export import Exported, ExportOptions
 from conveyor.usecases.run import reconcile, runs
 from conveyor.usecases.run.rerun import rerun
 from conveyor.usecases.submit import jobs
@@ -105,7 +105,13 @@ async def test_an_export_in_list_order_has_the_tasks_as_they_were_submitted(
 ) -> None:
     run = await an_ended_run(env, 23)
     export = await exports.start(
-        env, CALLER, run.job_id, run.run_id, kind, ExportOrder.LIST, export_id=env.new_id()
+        env,
+        CALLER,
+        run.job_id,
+        run.run_id,
+        kind,
+        ExportOptions(ExportOrder.LIST),
+        export_id=env.new_id(),
     )
 
     assert await exports.process(env, export) is Exported.COMPLETED

@@ -299,11 +299,14 @@ async def _run_command(call: RequestContext, command: Command, key: str | None) 
 
     The order matters: a malformed request must not use up its key.
     """
-    if command.payload is None:
+    has_no_type = not request.mimetype and command.is_body_optional
+    if command.payload is None or has_no_type:
         require_plain(request)
     else:
         require_json(request)
-    bytes_max = IGNORED_BYTES_MAX if command.payload is None else limits.REQUEST_BYTES_MAX
+    bytes_max = limits.REQUEST_BYTES_MAX
+    if command.payload is None or has_no_type:
+        bytes_max = IGNORED_BYTES_MAX
     inflated = body_pieces(
         request,
         bytes_max=bytes_max,

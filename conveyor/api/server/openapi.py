@@ -177,7 +177,8 @@ def _operation(route: Route, known: Mapping[type, Any]) -> dict[str, Any]:
     }
     if isinstance(route.does, Command) and route.does.payload is not None:
         media = {"schema": known[route.does.payload], "example": route.example.body}
-        operation["requestBody"] = {"required": True, "content": {JSON: media}}
+        is_required = not route.does.is_body_optional
+        operation["requestBody"] = {"required": is_required, "content": {JSON: media}}
     if isinstance(route.does, Upload):
         media = {"schema": {}, "example": route.example.body}
         operation["requestBody"] = {"required": True, "content": {"*/*": media}}

@@ -39,10 +39,13 @@ def new_export(
     export_id: ExportId,
     kind: ExportFormat,
     order: ExportOrder = ExportOrder.ID,
+    destination: tuple[str, str] | None = None,
     *,
     now: float,
 ) -> Export:
-    """Makes an export. It expires after half a day, but never later than its results."""
+    """Makes an export. It expires after half a day, but never later than its results.
+    `destination` is its description and its sealed form."""
+    description, sealed = destination or (None, None)
     return Export(
         job_id=run.job_id,
         run_id=run.run_id,
@@ -55,6 +58,8 @@ def new_export(
         due_at=now,
         total=run.total,
         order=order,
+        destination=description,
+        destination_sealed=sealed,
     )
 
 
@@ -88,7 +93,9 @@ def beat(export: Export, *, done: int, now: float) -> Change:
 def publish(
     export: Export, *, key: str, size_bytes: int, sha256: str, manifest: Manifest, now: float
 ) -> Change:
-    """Makes a complete and durable file visible."""
+    """Makes a complete and durable file visible. If it has a destination, its delivery is due."""
+    is_over = export.destination_sealed is None
+    event = ExportEvent.COMPLETED if is_over else ExportEvent.BUILT
     values = {
         "key": key,
         "size_bytes": size_bytes,
@@ -96,9 +103,34 @@ def publish(
         "manifest": manifest,
         "done": manifest.entries,
         "error": None,
-        **_over(export, ExportEvent.COMPLETED, now),
+        **_over(export, event, now),
     }
-    return _step(export, ExportEvent.COMPLETED, values)
+    if not is_over:
+        values |= {"due_at": now, "failures": 0}
+    return _step(export, event, values)
+
+
+def claim_delivery(export: Export, *, now: float) -> Change:
+    """Claims the delivery of the file. The new epoch fences off the process that had it."""
+    values = {"due_at": _claim(export, now), "updated_at": now}
+    return _step(export, ExportEvent.SENDING, values, {"epoch": 1})
+
+
+def beat_delivery(export: Export, *, now: float) -> Change:
+    return _step(export, ExportEvent.SENDING, {"due_at": _claim(export, now), "updated_at": now})
+
+
+def defer_delivery(export: Export, error: str | None, *, delay_s: float, now: float) -> Change:
+    """Makes the delivery due later. It is counted as a failure if there is an error."""
+    values: dict[str, Any] = {"due_at": min(now + delay_s, export.expires_at), "updated_at": now}
+    if error is not None:
+        values["error"] = error
+    return _step(export, ExportEvent.SENDING, values, {"failures": 1} if error else {})
+
+
+def record_delivery(export: Export, *, now: float) -> Change:
+    values = {"error": None, "destination_sealed": None, **_over(export, ExportEvent.SENT, now)}
+    return _step(export, ExportEvent.SENT, values)
 
 
 def defer(export: Export, error: str, *, now: float) -> Change:
@@ -112,6 +144,8 @@ def defer(export: Export, error: str, *, now: float) -> Change:
 def pull_back(export: Export, *, now: float) -> Change | None:
     """Makes an export due now if it waits longer than any claim or delay: the clock was ahead."""
     ttl_s = max(limits.EXPORT_CLAIM_S, PUT_OFF_S_MAX)
+    if export.status is ExportStatus.DELIVERING:
+        ttl_s = limits.EXPORT_TTL_S  # The delays of a delivery grow up to hours.
     is_unreal = timing.is_unreal(export.due_at, now=now, ttl_s=ttl_s)
     if export.status not in EXPORT_UNDONE or not is_unreal:
         return None
@@ -128,7 +162,11 @@ def release(export: Export, *, due_at: float, now: float) -> Change:
 def give_up(export: Export, error: str | None = None, *, now: float) -> Change:
     """Fails an export for good: because of `error`, or of the error of its last attempt."""
     error = error or export.error or "the export could not be made"
-    values = {"error": error, **_over(export, ExportEvent.FAILED, now)}
+    values = {
+        "error": error,
+        "destination_sealed": None,
+        **_over(export, ExportEvent.FAILED, now),
+    }
     return _step(export, ExportEvent.FAILED, values)
 
 

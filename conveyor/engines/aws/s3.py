@@ -19,10 +19,10 @@ from typing import Any, Protocol
 import trio
 
 from conveyor.domain.ids import Random
-from conveyor.engines.aws.client.auth import PRESIGN_S_MAX
 from conveyor.engines.aws.client.client import ATTEMPTS_MAX, Answer, AwsClient, Params, backoff_s
 from conveyor.engines.aws.errors import AwsError, is_denial, raise_translated
 from conveyor.engines.aws.packs import DEFAULT_PACKING, PACKED_BYTES_MAX, Packing, Packs
+from conveyor.engines.aws_signature import PRESIGN_S_MAX
 from conveyor.engines.packed_key import part_of, refuse_packed
 from conveyor.ports.blobs import Stored
 from conveyor.ports.clock import Clock

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from conveyor.engines.aws.client.auth import escaped_path
 from conveyor.engines.aws.errors import AwsError, NoResponse
+from conveyor.engines.aws_signature import escaped_path
 from conveyor.simulation.models.fault_source import FaultSource
 
 URL = "https://s3.test/"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import zipfile
 
+import botocore.session
 import pytest
 
 from conveyor.cli.demo import Site
 from conveyor.domain.export_record import ExportFormat
 from tests.cli.jobs.test_jobs import MISSING, finished, submit, told
 from tests.cli.program import Program
+from tests.servers import ACCESS_KEY, SECRET_KEY
 
 pytestmark = pytest.mark.slow
 
@@ -50,6 +52,37 @@ def test_a_damaged_file_is_told_of(caller: Program, site: Site) -> None:
 
     assert ended.code == 2
     assert "out.zip cannot be read as an export" in ended.err
+
+
+def test_the_server_puts_the_file_into_a_bucket(caller: Program, site: Site, moto: str) -> None:
+    s3 = botocore.session.Session().create_client(
+        "s3",
+        endpoint_url=moto,
+        region_name="us-east-1",
+        aws_access_key_id=ACCESS_KEY,
+        aws_secret_access_key=SECRET_KEY,
+    )
+    s3.create_bucket(Bucket="for-the-caller")
+    job_id = finished(caller, site, 0, 1)
+    keys = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
+    to = ("--to", "s3://for-the-caller/of a day/pages.parquet", "--endpoint", moto)
+
+    ended = caller.run("jobs", "export", job_id, "--format", "parquet", *to, "--json", **keys)
+
+    response = told(ended)
+    assert response["destination"].endswith("/for-the-caller/of%20a%20day/pages.parquet")
+    assert SECRET_KEY not in ended.out + ended.err
+    found = s3.get_object(Bucket="for-the-caller", Key="of a day/pages.parquet")
+    path = caller.folder / "pages.parquet"
+    path.write_bytes(found["Body"].read())
+    assert "2 tasks" in caller.run("jobs", "verify", "pages.parquet").out
+
+
+def test_a_bucket_without_keys_is_refused(caller: Program) -> None:
+    ended = caller.run("jobs", "export", "0" * 26, "--to", "s3://bucket/key")
+
+    assert ended.code == 2
+    assert "AWS_ACCESS_KEY_ID" in ended.err
 
 
 def test_a_run_that_lives_on_cannot_be_exported(caller: Program, site: Site) -> None:

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 from trio.testing import MockClock
 
-from conveyor.engines.aws.client.auth import CHECK_EVERY_S, Credentials, find_access
+from conveyor.engines.aws.client.auth import CHECK_EVERY_S, find_access
 from conveyor.engines.aws.errors import NoResponse
+from conveyor.engines.aws_signature import Credentials
 
 pytestmark = pytest.mark.slow
 

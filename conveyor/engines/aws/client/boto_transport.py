@@ -16,8 +16,9 @@ import trio_asyncio
 from aiobotocore.config import AioConfig
 from botocore import xform_name
 
-from conveyor.engines.aws.client.auth import AwsAccess, Credentials
+from conveyor.engines.aws.client.auth import AwsAccess
 from conveyor.engines.aws.errors import AwsError, NoResponse
+from conveyor.engines.aws_signature import Credentials
 
 PIECE_BYTES = 256 * 1024
 

@@ -32,9 +32,12 @@ import trio
 
 from conveyor.domain.submit.target import Target
 from conveyor.engines.aws.client import s3_protocol
-from conveyor.engines.aws.client.auth import (
+from conveyor.engines.aws.client.auth import AwsAccess
+from conveyor.engines.aws.client.service_clock import ServiceClock, date_of
+from conveyor.engines.aws.client.usage import Traffic
+from conveyor.engines.aws.errors import AwsError, NoResponse
+from conveyor.engines.aws_signature import (
     UNSIGNED,
-    AwsAccess,
     Scope,
     authorization,
     canonical_query,
@@ -43,9 +46,6 @@ from conveyor.engines.aws.client.auth import (
     presigned_query,
     stamp,
 )
-from conveyor.engines.aws.client.service_clock import ServiceClock, date_of
-from conveyor.engines.aws.client.usage import Traffic
-from conveyor.engines.aws.errors import AwsError, NoResponse
 from conveyor.http_client.errors import (
     BadRequest,
     ConnectFailed,

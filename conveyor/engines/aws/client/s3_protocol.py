@@ -15,7 +15,7 @@ from xml.sax.saxutils import escape
 
 import msgspec
 
-from conveyor.engines.aws.client.auth import escaped_path
+from conveyor.engines.aws_signature import escaped_path
 
 _NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 _META = "x-amz-meta-"

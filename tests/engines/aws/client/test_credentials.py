@@ -14,8 +14,9 @@ from botocore.credentials import RefreshableCredentials
 from botocore.exceptions import ClientError, CredentialRetrievalError
 from trio.testing import MockClock
 
-from conveyor.engines.aws.client.auth import CHECK_EVERY_S, Credentials, ResolvedAccess, find_access
+from conveyor.engines.aws.client.auth import CHECK_EVERY_S, ResolvedAccess, find_access
 from conveyor.engines.aws.errors import NoResponse
+from conveyor.engines.aws_signature import Credentials
 
 
 @pytest.fixture

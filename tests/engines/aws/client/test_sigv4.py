@@ -15,7 +15,7 @@ from botocore.credentials import Credentials as BotoCredentials
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conveyor.engines.aws.client.auth import (
+from conveyor.engines.aws_signature import (
     UNSIGNED,
     Credentials,
     Scope,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from conveyor.engines.aws.client.auth import Credentials, StaticAccess
+from conveyor.engines.aws.client.auth import StaticAccess
 from conveyor.engines.aws.client.boto_transport import open_boto_transport
 from conveyor.engines.aws.errors import NotAllowed
+from conveyor.engines.aws_signature import Credentials
 from tests.aws import REGION, an_access, an_aws_client, an_http_transport
 
 pytestmark = pytest.mark.slow

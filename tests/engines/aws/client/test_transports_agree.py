@@ -10,11 +10,12 @@ from typing import Any
 import httpx
 import pytest
 
-from conveyor.engines.aws.client.auth import Credentials, StaticAccess
+from conveyor.engines.aws.client.auth import StaticAccess
 from conveyor.engines.aws.client.boto_transport import open_boto_transport
 from conveyor.engines.aws.client.client import AwsClient, RetryingAwsClient
 from conveyor.engines.aws.dynamodb.table import insert_statement
 from conveyor.engines.aws.errors import AwsError, NotAllowed
+from conveyor.engines.aws_signature import Credentials
 from conveyor.ports.errors import BlobMissing, QueueGone, Unavailable
 from tests.aws import TRANSPORTS, an_access, an_aws_client, an_http_transport
 from tests.servers import ACCESS_KEY

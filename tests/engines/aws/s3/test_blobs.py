@@ -14,11 +14,12 @@ import pytest
 import trio
 
 from conveyor.engines.aws import s3 as module
-from conveyor.engines.aws.client.auth import Credentials, StaticAccess
+from conveyor.engines.aws.client.auth import StaticAccess
 from conveyor.engines.aws.client.client import RetryingAwsClient
 from conveyor.engines.aws.client.http_transport import HttpTransport
 from conveyor.engines.aws.errors import AwsError
 from conveyor.engines.aws.s3 import S3Blobs
+from conveyor.engines.aws_signature import Credentials
 from conveyor.engines.system import SystemClock
 from conveyor.ports.blobs import Stored
 from conveyor.ports.errors import BlobTooLarge, Unavailable

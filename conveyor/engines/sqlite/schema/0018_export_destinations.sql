@@ -1,0 +1,3 @@
+-- Where the file of an export is put.
+ALTER TABLE exports ADD COLUMN destination TEXT;
+ALTER TABLE exports ADD COLUMN destination_sealed TEXT;
