@@ -81,6 +81,8 @@ class GatewaySettings:
     #: Megabytes of a browser, with all its pages, above which it is replaced. A browser with twice
     #: as much is killed.
     gateway_browser_mb: int = limits.GATEWAY_BROWSER_MB
+    #: A file with a proxy on each line: its URL, and labels such as `country=us class=premium`.
+    gateway_proxies: Path | None = None
     #: The program that renders pages; by default the Chromium of the system or of Playwright.
     chromium: str | None = None
 
@@ -353,6 +355,7 @@ def _gateway_settings(read: _Reader) -> GatewaySettings:
             str(limits.GATEWAY_BROWSER_MB),
             _between(limits.GATEWAY_BROWSER_MB_MIN, limits.GATEWAY_BROWSER_MB_MAX),
         ),
+        gateway_proxies=read("CONVEYOR_GATEWAY_PROXIES", "", _path_if_given),
         chromium=read("CONVEYOR_CHROMIUM", "", str) or None,
     )
 

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from actors.runtime import Child
 from conveyor.api.server.auth import Authenticator
 from conveyor.bootstrap.body_memory import body_limits
 from conveyor.bootstrap.runtime import make_authenticator, require_assertions, tune_memory
-from conveyor.config import Settings, program_environ
+from conveyor.config import BadSettings, Settings, program_environ
 from conveyor.domain import ids
 from conveyor.domain.submit.target import TargetPolicy
 from conveyor.engines.executor import COMPUTE_THREADS_MAX, ThreadExecutor
+from conveyor.engines.http.proxy import BadProxy, Connections, open_route, parse_proxy
 from conveyor.engines.system import SystemClock
 from conveyor.gateway.browser.chromium import Launcher, find_chromium
 from conveyor.gateway.browser.pool import BrowserPool, default_pages_max
 from conveyor.gateway.content import open_processor
 from conveyor.gateway.guarding_proxy import GuardingProxy
+from conveyor.gateway.proxies import BadProxyFile, Proxy, ProxyPool, read_proxies
 from conveyor.gateway.server import FetchApp
 from conveyor.gateway.service import Service
-from conveyor.http_client.pool import HttpPool
+from conveyor.http_client.pool import HttpPool, default_tls
 
 HOW_TO_INSTALL = (
     "install Chromium (apt install chromium, or pip install 'conveyor[browser]' and "
@@ -42,6 +45,19 @@ class FetchService:
 
     def app(self, ready: Callable[[], bool]) -> FetchApp:
         return FetchApp(self.service, self.authenticator, new_id=self.new_id, is_ready=ready)
+
+
+@contextmanager
+def _open_proxies(path: Path | None, connections: Connections) -> Iterator[ProxyPool]:
+    proxies = []
+    with ExitStack() as stack:
+        try:
+            for line in [] if path is None else read_proxies(path):
+                route = stack.enter_context(open_route(parse_proxy(line.url), connections))
+                proxies.append(Proxy(line.country, line.is_premium, route))
+        except (BadProxy, BadProxyFile) as error:
+            raise BadSettings(f"CONVEYOR_GATEWAY_PROXIES: {error}") from None
+        yield ProxyPool(proxies)
 
 
 @asynccontextmanager
@@ -67,12 +83,19 @@ async def open_fetch_service(
     clock = SystemClock()
     # Callers are named only within this process, so the secret need not outlive it.
     authenticator = make_authenticator(settings, randomness.randbytes(32))
-    with closing(pool), open_processor(executor) as processor:
+    # One context for all proxies: it takes longer to make than anything else about a proxy.
+    connections = Connections(policy, body_limits(settings), default_tls(), executor)
+    with (
+        closing(pool),
+        open_processor(executor) as processor,
+        _open_proxies(settings.gateway.gateway_proxies, connections) as proxies,
+    ):
         yield FetchService(
             service=Service(
                 pool,
                 browsers,
                 processor,
+                proxies,
                 calls_max=settings.gateway.gateway_calls,
                 why_no_browser=HOW_TO_INSTALL,
             ),

@@ -14,13 +14,13 @@ import msgspec
 
 from conveyor.domain.submit.scraper_params import (
     PARAMS,
+    GatewaySupport,
     InvalidParam,
     allowed_statuses,
     check_params,
     find_extracting,
 )
 from conveyor.domain.submit.target import BadUrl, Target, parse_url
-from conveyor.gateway.content import own_support
 from conveyor.gateway.errors import CallFailed, Fault
 from conveyor.gateway.instructions import Instruction, parse_instructions
 from conveyor.http_client.redirects import forwardable
@@ -124,6 +124,7 @@ def call_from(
     body: bytes,
     *,
     partition: str,
+    support: GatewaySupport,
 ) -> Call:
     """Checks a request to the fetch API. Raises CallFailed."""
     if method not in METHODS:
@@ -133,7 +134,7 @@ def call_from(
     wants_headers = params.pop("custom_headers", "").lower() in _ON
     try:
         values = check_params(params).values
-        _SUPPORT.check(values)
+        support.check(values)
     except InvalidParam as error:
         raise bad_parameter(error.detail) from None
     rendering = _rendering_from(method, values, own)
@@ -184,8 +185,9 @@ def _rendering_from(
     has_screenshot = any(
         own[name].lower() in _ON for name in ("screenshot", "screenshot_fullpage")
     ) or bool(own["screenshot_selector"])
-    if "mode" in values and "js_render" in values:
-        raise bad_parameter("mode=auto chooses js_render by itself.")
+    for name in ("js_render", "premium_proxy"):
+        if "mode" in values and name in values:
+            raise bad_parameter(f"mode=auto chooses {name} by itself.")
     chooses = "mode" in values and method == "GET"
     if not _is_on(values, "js_render") and not chooses:
         needing = [name for name in _OF_THE_BROWSER if values.get(name, "").lower() not in _OFF]
@@ -217,7 +219,6 @@ def _tries_plain(values: Mapping[str, str], own: Mapping[str, str]) -> bool:
     return "mode" in values and not (needs_browser or changes_page)
 
 
-_SUPPORT = own_support()
 _OFF = frozenset({"", "false", "0"})
 
 

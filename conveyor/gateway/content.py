@@ -18,6 +18,7 @@ from conveyor.domain.submit.conditions import find_unmet, has_conditions
 from conveyor.domain.submit.scraper_params import (
     DIRECT_PARAMS,
     OWN_PARAMS,
+    PROXY_PARAMS,
     GatewaySupport,
     allowed_statuses,
     find_extracting,
@@ -44,9 +45,10 @@ def direct_support() -> GatewaySupport:
     return _support_of(DIRECT_PARAMS)
 
 
-def own_support() -> GatewaySupport:
-    """Returns the same of `conveyor gateway`."""
-    return _support_of(OWN_PARAMS)
+def own_support(of_proxies: Mapping[str, str]) -> GatewaySupport:
+    """Returns the same of `conveyor gateway`, whose proxies honour some parameters."""
+    without = {key: words for key, words in OWN_PARAMS.items() if key not in PROXY_PARAMS}
+    return _support_of({**without, **of_proxies})
 
 
 def _support_of(params: Mapping[str, str]) -> GatewaySupport:

@@ -107,7 +107,14 @@ class FetchApp:
         ]
         with self._service.admit(partition):
             body = await _read_body(receive)
-            call = call_from(scope["method"], query, headers, body, partition=partition)
+            call = call_from(
+                scope["method"],
+                query,
+                headers,
+                body,
+                partition=partition,
+                support=self._service.support,
+            )
             answer = await _until_disconnect(receive, lambda: self._service.perform(call))
             limit = self._service.calls_max
             remaining = self._service.remaining(partition)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -17,16 +18,29 @@ import trio
 from conveyor.domain import limits
 from conveyor.gateway.browser.rendering import NotRenderable
 from conveyor.gateway.call import CALL_S_MAX, Call, bad_parameter
+from conveyor.gateway.content import own_support
 from conveyor.gateway.errors import CallFailed, Fault, failure_of_content, failure_of_status
 from conveyor.gateway.fetch import fetch_plain
+from conveyor.gateway.guarding_proxy import Dial
 from conveyor.gateway.page import Page
+from conveyor.gateway.proxies import Proxy, ProxyPool, Wishes
 from conveyor.http_client.pool import HttpPool
 from conveyor.ports.gateway import NotScraped, PageProcessor
 from conveyor.ports.gateway import Page as JudgedPage
 
+# Proxies that do not work are replaced this often within one attempt.
+PROXIES_TRIED_MAX = 3
+
 
 class Renderer(Protocol):
-    async def render(self, call: Call) -> Page: ...
+    async def render(self, call: Call, dial: Dial | None = None) -> Page: ...
+
+
+class _Way(msgspec.Struct, frozen=True):
+    """One way to get a page."""
+
+    renders: bool
+    wishes: Wishes
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,12 +60,16 @@ class Service:
         pool: HttpPool,
         renderer: Renderer | None,
         processor: PageProcessor,
+        proxies: ProxyPool,
         *,
         calls_max: int,
         why_no_browser: str = "",
     ) -> None:
         self._pool = pool
         self._processor = processor
+        self._proxies = proxies
+        #: What calls may ask for.
+        self.support = own_support(proxies.honoured)
         self._renderer = renderer
         self._why_no_browser = why_no_browser
         self._calls: Counter[str] = Counter()
@@ -87,25 +105,61 @@ class Service:
         raise CallFailed(Fault.TOO_SLOW, f"it took more than {CALL_S_MAX:.0f} s")
 
     async def _answer(self, call: Call, deadline: float) -> Answer:
-        if call.tries_plain:
+        *cheaper, last = self._ways(call)
+        for way in cheaper:
             try:
-                return await self._finish(call, await fetch_plain(self._pool, call, deadline))
+                return await self._attempt(call, way, deadline)
             except CallFailed as failure:
-                # A browser is another visitor, but it cannot change what a URL is.
-                if failure.fault is not Fault.NO_CONTENT or self._renderer is None:
+                # Another visitor may get the page, but cannot change what a URL is.
+                if failure.fault is not Fault.NO_CONTENT:
                     raise
-        return await self._finish(call, await self._fetch(call, deadline))
+        return await self._attempt(call, last, deadline)
 
-    async def _fetch(self, call: Call, deadline: float) -> Page:
-        if call.rendering is None:
-            return await fetch_plain(self._pool, call, deadline)
+    def _ways(self, call: Call) -> list[_Way]:
+        """Returns the ways to get the page, the cheapest first. Raises CallFailed."""
+        wishes = _wishes_from(call)
+        if wishes.country is not None and not self._proxies.has_any(wishes):
+            raise bad_parameter("there is no proxy of this class in this country.")
+        if "mode" not in call.params:
+            return [_Way(call.rendering is not None, wishes)]
+        premium = msgspec.structs.replace(wishes, is_premium=True)
+        all_wishes = [wishes, premium] if self._proxies.has_any(premium) else [wishes]
+        kinds = [call.rendering is not None]
+        if call.tries_plain:
+            kinds = [False, True] if self._renderer is not None else [False]
+        return [_Way(renders, wanted) for renders in kinds for wanted in all_wishes]
+
+    async def _attempt(self, call: Call, way: _Way, deadline: float) -> Answer:
+        """A proxy that turns out not to work is replaced by the next one."""
+        host = call.target.host
+        for turn in range(1, PROXIES_TRIED_MAX + 1):
+            proxy = self._proxies.choose(host, way.wishes)
+            try:
+                answer = await self._finish(call, await self._fetch(call, way, proxy, deadline))
+            except CallFailed as failure:
+                if proxy is None or failure.fault is not Fault.NO_CONTENT:
+                    raise
+                self._proxies.record_refusal(host, proxy)
+                if turn == PROXIES_TRIED_MAX or proxy.route.bad_until <= trio.current_time():
+                    raise
+            else:
+                if proxy is not None:
+                    self._proxies.record_page(host, proxy)
+                return answer
+        raise AssertionError("the last turn returns or raises")
+
+    async def _fetch(self, call: Call, way: _Way, proxy: Proxy | None, deadline: float) -> Page:
+        pool = self._pool if proxy is None else proxy.route.pool
+        if not way.renders:
+            return await fetch_plain(pool, call, deadline)
         if self._renderer is None:
             raise bad_parameter(f"js_render needs a browser: {self._why_no_browser}")
+        dial = None if proxy is None else partial(proxy.route.dial, partition=call.partition)
         try:
-            return await self._renderer.render(call)
+            return await self._renderer.render(call, dial)
         except NotRenderable:
             # A download has nothing to render.
-            return await fetch_plain(self._pool, call, deadline)
+            return await fetch_plain(pool, call, deadline)
 
     async def _finish(self, call: Call, page: Page) -> Answer:
         """Judges the page and makes the document that the call wants. Raises CallFailed."""
@@ -132,6 +186,16 @@ class Service:
             body=body,
             page=page,
         )
+
+
+def _wishes_from(call: Call) -> Wishes:
+    session = call.params.get("session_id")
+    return Wishes(
+        is_premium=call.params.get("premium_proxy", "").lower() in {"true", "1"},
+        country=call.params.get("proxy_country", "").lower() or None,
+        # Two callers with the same number have nothing in common.
+        session=f"{call.partition}/{session}" if session else None,
+    )
 
 
 def _judged_page(page: Page) -> JudgedPage:

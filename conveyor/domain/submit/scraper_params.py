@@ -106,11 +106,15 @@ OWN_PARAMS: Mapping[str, str] = {
     "json_response": "honoured",
     "mode": "honoured: a browser renders what a plain fetch does not get",
     "original_status": "honoured",
+    "premium_proxy": "with proxies of the class `premium`",
+    "proxy_country": "with proxies of the country",
     "response_type=pdf": "`pdf` honoured",
-    "session_id": "honoured: without proxies, all pages have one address",
+    "session_id": "honoured: the same proxy; without proxies, all pages have one address",
     "wait": "honoured, up to 30 s",
     "wait_for": "honoured, up to 60 s",
 }
+# Of these, `conveyor gateway` honours what its proxies can do.
+PROXY_PARAMS = frozenset({"premium_proxy", "proxy_country"})
 # The parameters that turn a page into another document. A page has one of them, because it has one
 # result.
 EXTRACTING = frozenset({"autoparse", "css_extractor", "outputs", "response_type"})

@@ -20,11 +20,12 @@ import msgspec
 import trio
 
 from conveyor.domain.budget import Price
-from conveyor.domain.submit.target import TargetPolicy
+from conveyor.domain.submit.target import Target, TargetPolicy
 from conveyor.engines.http.direct import DirectGateway
 from conveyor.http_client.connection_limits import PoolLimits
 from conveyor.http_client.errors import ConnectFailed
 from conveyor.http_client.pool import HttpPool, default_tls
+from conveyor.http_client.resolver import Resolver
 from conveyor.ports.executor import Executor
 from conveyor.ports.gateway import NotScraped, Outcome, PageProcessor, ScrapeRequest
 
@@ -246,6 +247,45 @@ class Connections(msgspec.Struct, frozen=True):
     executor: Executor
 
 
+class ProxyRoute:
+    """The way through one proxy: a pool for plain fetches, and connections for a browser. Both are
+    checked like direct ones, except that the proxy resolves the names."""
+
+    def __init__(self, connector: ProxyConnector, pool: HttpPool, policy: TargetPolicy) -> None:
+        self.connector = connector
+        self.pool = pool
+        self._resolver = Resolver(policy, connector.lookup)
+
+    @property
+    def bad_until(self) -> float:
+        return self.connector.bad_until
+
+    async def dial(self, target: Target, partition: str) -> trio.SocketStream:
+        """Raises FetchFailed."""
+        address = (await self._resolver.resolve(target, partition))[0]
+        connected = await self.connector.connect(address, target.port)
+        return trio.SocketStream(trio.socket.from_stdlib_socket(connected))
+
+
+@contextmanager
+def open_route(proxy: Proxy, connections: Connections) -> Iterator[ProxyRoute]:
+    connector = ProxyConnector(proxy, connections.tls)
+    base = connections.policy
+    policy = _ProxyPolicy(base.allow_private, base.extra_ports, base.denied_hosts)
+    pool = HttpPool(
+        policy,
+        connections.limits,
+        lookup=connector.lookup,
+        tls=connections.tls,
+        connect=connector.connect,
+        executor=connections.executor,
+    )
+    try:
+        yield ProxyRoute(connector, pool, policy)
+    finally:
+        pool.close()
+
+
 @contextmanager
 def proxied_gateway(
     proxy: Proxy,
@@ -254,21 +294,9 @@ def proxied_gateway(
     now: Callable[[], float],
     processor: PageProcessor | None = None,
 ) -> Iterator[ProxiedGateway]:
-    connector = ProxyConnector(proxy, connections.tls)
-    policy = connections.policy
-    pool = HttpPool(
-        _ProxyPolicy(policy.allow_private, policy.extra_ports, policy.denied_hosts),
-        connections.limits,
-        lookup=connector.lookup,
-        tls=connections.tls,
-        connect=connector.connect,
-        executor=connections.executor,
-    )
-    try:
-        gateway = DirectGateway(pool, now=now, processor=processor)
-        yield ProxiedGateway(gateway, connector)
-    finally:
-        pool.close()
+    with open_route(proxy, connections) as route:
+        gateway = DirectGateway(route.pool, now=now, processor=processor)
+        yield ProxiedGateway(gateway, route.connector)
 
 
 class RotatingGateway:

@@ -26,7 +26,7 @@ from conveyor.gateway.browser.devtools import BrowserGone
 from conveyor.gateway.browser.rendering import PageCrashed, render
 from conveyor.gateway.call import Call
 from conveyor.gateway.errors import CallFailed, Fault
-from conveyor.gateway.guarding_proxy import GuardingProxy, ProxyPort
+from conveyor.gateway.guarding_proxy import Dial, GuardingProxy, ProxyPort
 from conveyor.gateway.page import Page
 
 log = logging.getLogger(__name__)
@@ -93,11 +93,13 @@ class BrowserPool:
             task_status.started()
             await trio.sleep_forever()
 
-    async def render(self, call: Call) -> Page:
-        """Raises CallFailed, and NotRenderable for a URL that is no page."""
+    async def render(self, call: Call, dial: Dial | None = None) -> Page:
+        """`dial` is the way through another proxy. Raises CallFailed, and NotRenderable for a URL
+        that is no page."""
         # A waiting call keeps its order, and its deadline ends the wait.
         assert self._nursery is not None, "the pool does not run"
-        async with self._pages, self._proxy.open_port(self._nursery, call.partition) as port:
+        opening = self._proxy.open_port(self._nursery, call.partition, dial)
+        async with self._pages, opening as port:
             return await self._render(call, port)
 
     async def _render(self, call: Call, port: ProxyPort) -> Page:
