@@ -127,7 +127,7 @@ class Service:
         kinds = [call.rendering is not None]
         if call.tries_plain:
             kinds = [False, True] if self._renderer is not None else [False]
-        return [_Way(renders, wanted) for renders in kinds for wanted in all_wishes]
+        return [_Way(renders, wishes) for renders in kinds for wishes in all_wishes]
 
     async def _attempt(self, call: Call, way: _Way, deadline: float) -> Answer:
         """A proxy that turns out not to work is replaced by the next one."""
