@@ -13,7 +13,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import track
 
-from conveyor.simulation.options import ENGINES, Options, draw
+from conveyor.simulation.options import ALL_ENGINES, Options, draw
 from conveyor.simulation.simulator import Report
 from conveyor.simulation.suite import JUDGED_FROM, UNASKED, Summary, run_seeds
 from conveyor.simulation.trace.summary import story_of
@@ -26,7 +26,7 @@ CRASHED, NEVER_ENDED, VIOLATED, NEVER_STRUCK = 127, 128, 129, 126
 @click.option("--seeds", type=click.IntRange(1), help="How many seeds to run.")
 @click.option("--from", "first", type=click.IntRange(0), default=0, help="The first of them.")
 @click.option("--until-hours", type=float, help="How long faults last, in virtual hours.")
-@click.option("--engine", type=click.Choice(ENGINES), help="Instead of the one that is drawn.")
+@click.option("--engine", type=click.Choice(ALL_ENGINES), help="Instead of the one that is drawn.")
 @click.option("--trace", type=click.Path(path_type=Path), help="Write the whole trace of a seed.")
 @click.option(
     "--report", "report_path", type=click.Path(path_type=Path), help="Keep what all came to."

@@ -26,6 +26,8 @@ from conveyor.simulation.models.fault_rates import (
 from conveyor.simulation.profiles import EVEN, with_profile
 
 ENGINES = ("memory", "embedded", "aws")
+"""Those that a seed draws from. One more here would make every seed another world."""
+ALL_ENGINES = (*ENGINES, "postgres")
 SAFETY_S = (50.0, 100.0, 200.0)
 CALLS_MAX = 300_000
 SWEEP_S = 15.0

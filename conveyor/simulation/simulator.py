@@ -197,6 +197,10 @@ class _Simulation:
             from conveyor.simulation.backends.aws import AwsBackend
 
             return AwsBackend(self._options, faults, random), None
+        if self._options.engine == "postgres":
+            from conveyor.simulation.backends.postgres import PostgresBackend
+
+            return PostgresBackend(self._options, random), None
         return MemoryBackend(random), None
 
     async def _safety(

@@ -97,7 +97,9 @@ def a_table_of_leases(name: str) -> dict[str, Any]:
 
 Opener = Callable[[str, pytest.FixtureRequest, Clock], AbstractAsyncContextManager[Coordinator]]
 COORDINATORS: dict[str, Opener] = {
-    **dict.fromkeys(("aws-modelled", "embedded", "memory", "postgres"), _of_engine),
+    **dict.fromkeys(
+        ("aws-modelled", "embedded", "memory", "postgres", "postgres-modelled"), _of_engine
+    ),
     "dynamo": _on_dynamo,
     "redis": _on_redis,
     "redis-modelled": _on_modelled_redis,

@@ -11,14 +11,17 @@ from itertools import count
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
-from typing import Protocol
+from typing import Any, Protocol
 
 from conveyor.engines.aws.coordinator import DynamoCoordinator
 from conveyor.engines.aws.dynamodb import DynamoStore
 from conveyor.engines.aws.engine import Names
 from conveyor.engines.memory import memory_engine
-from conveyor.engines.postgres.database import DatabaseConfig
+from conveyor.engines.postgres.coordinator import PostgresCoordinator
+from conveyor.engines.postgres.database import DatabaseConfig, open_database
 from conveyor.engines.postgres.engine import open_postgres
+from conveyor.engines.postgres.queue import PostgresQueue
+from conveyor.engines.postgres.store import PostgresStore
 from conveyor.engines.split_store import SplitStore
 from conveyor.engines.sqlite import open_engine
 from conveyor.ports.blobs import Blobs
@@ -27,6 +30,8 @@ from conveyor.ports.coordinator import Coordinator
 from conveyor.ports.queue import Queue
 from conveyor.ports.store import Store
 from conveyor.simulation.models import AwsModel, FaultSource
+from conveyor.simulation.models.postgres.server import ModelConnection, Server
+from conveyor.simulation.models.postgres.statements import execute
 from tests.aws import a_modelled_engine, a_table, an_access, an_aws_client, an_http_transport
 from tests.builders import ServerClock
 from tests.postgres import empty_tables
@@ -155,6 +160,25 @@ async def _open_memories(data_dir: Path, clock: Clock, random: Random) -> AsyncI
     )
 
 
+@asynccontextmanager
+async def _open_modelled_postgres(
+    data_dir: Path, clock: Clock, random: Random
+) -> AsyncIterator[Engine]:
+    """The Postgres engine over a model of the server at its best."""
+    server = Server(execute, random)
+
+    async def connect() -> Any:
+        return ModelConnection(server, lambda: True)
+
+    async with open_database(DatabaseConfig(url=""), connect=connect) as database:
+        yield PostgresEngine(
+            store=PostgresStore(database, clock.steady),
+            queue=PostgresQueue(database, clock.steady),
+            blobs=memory_engine(clock=clock, random=random).blobs,
+            coordinator=PostgresCoordinator(database, random, clock.steady),
+        )
+
+
 NAMES = Names(table="conveyor", bucket="conveyor", queue_prefix="conveyor-")
 
 
@@ -192,6 +216,7 @@ ENGINES: dict[str, Opener] = {
     "mixed": _open_mixed,
     "mixed-modelled": _open_memories,
     "postgres": _open_postgres,
+    "postgres-modelled": _open_modelled_postgres,
 }
 
 WALKED = {**ENGINES, "aws-modelled": _open_modelled_store}

@@ -16,41 +16,41 @@ from conveyor.engines.postgres.database import Database
 from conveyor.engines.postgres.queue import Instant
 from conveyor.ports.coordinator import HostPool
 
-_ACQUIRE = "SELECT acquire_leases($1, $2, $3::text[], $4, $5, $6)"
+ACQUIRE = "SELECT acquire_leases($1, $2, $3::text[], $4, $5, $6)"
 # All locks first and in one order, so that no two callers wait for each other.
-_LOCK_POOLS = """
+LOCK_POOLS = """
 SELECT pg_advisory_xact_lock(1129270903, number) FROM (
     SELECT DISTINCT hashtext(name) AS number FROM unnest($1::text[]) AS name ORDER BY number
 ) AS numbers
 """
-_ENTER = "SELECT enter_host_pool($1, $2, $3, $4, $5, $6, $7)"
+ENTER = "SELECT enter_host_pool($1, $2, $3, $4, $5, $6, $7)"
 # Rows whose next start is long past restrict nothing. Without this the table would keep a row for
 # every host. Rows that another caller uses are left for the next time.
-_FORGET_HOSTS = """
+FORGET_HOSTS = """
 DELETE FROM host_pools WHERE name = ANY(ARRAY(
     SELECT name FROM host_pools WHERE next_at < instant($2) - $1 ORDER BY next_at LIMIT 100
     FOR UPDATE SKIP LOCKED
 ))
 """
-_RENEW = """
+RENEW = """
 UPDATE leases SET expires_at = instant($3) + $2
 WHERE lease_id = ANY($1) AND expires_at > instant($3) RETURNING lease_id
 """
-_RELEASE = "DELETE FROM leases WHERE lease_id = ANY($1)"
-_COUNT = "SELECT count(*) FROM leases WHERE run_id = $1 AND expires_at > instant($2)"
-_REPORT = """
+RELEASE = "DELETE FROM leases WHERE lease_id = ANY($1)"
+COUNT = "SELECT count(*) FROM leases WHERE run_id = $1 AND expires_at > instant($2)"
+REPORT = """
 INSERT INTO status_reports (subject, owner, text, expires_at)
 SELECT subject, $1, text, instant($5) + $4
 FROM unnest($2::text[], $3::text[]) AS given (subject, text)
 ON CONFLICT (subject, owner) DO UPDATE SET text = excluded.text, expires_at = excluded.expires_at
 """
-_FORGET_REPORTS = """
+FORGET_REPORTS = """
 DELETE FROM status_reports WHERE ctid = ANY(ARRAY(
     SELECT ctid FROM status_reports WHERE expires_at <= instant($1)
     ORDER BY expires_at LIMIT 1000 FOR UPDATE SKIP LOCKED
 ))
 """
-_REPORTS = """
+REPORTS = """
 SELECT text FROM status_reports WHERE subject = $1 AND expires_at > instant($2)
 ORDER BY owner COLLATE "C"
 """
@@ -67,7 +67,7 @@ class PostgresCoordinator:
     ) -> list[LeaseId]:
         minted = [self._mint() for _ in range(count_max)]
         params = (job_id, run_id, minted, cap, ttl_s, self._instant())
-        answer = await self._database.write(Statement(_ACQUIRE, params))
+        answer = await self._database.write(Statement(ACQUIRE, params))
         return [LeaseId(lease_id) for (lease_id,) in answer.rows]
 
     async def acquire_hosts(
@@ -77,7 +77,7 @@ class PostgresCoordinator:
         minted = [self._mint() for _ in pools]
         entries = [
             Statement(
-                _ENTER,
+                ENTER,
                 (
                     pool.name,
                     lease_id,
@@ -90,8 +90,8 @@ class PostgresCoordinator:
             )
             for pool, lease_id in zip(pools, minted, strict=True)
         ]
-        await self._database.write(Statement(_FORGET_HOSTS, (ttl_s, now)))
-        _, *answers = await self._database.run(Statement(_LOCK_POOLS, (names,)), *entries)
+        await self._database.write(Statement(FORGET_HOSTS, (ttl_s, now)))
+        _, *answers = await self._database.run(Statement(LOCK_POOLS, (names,)), *entries)
         return [
             lease_id if answer.rows[0][0] else None
             for lease_id, answer in zip(minted, answers, strict=True)
@@ -99,23 +99,23 @@ class PostgresCoordinator:
 
     async def renew(self, lease_ids: Sequence[LeaseId], *, ttl_s: float) -> frozenset[LeaseId]:
         params = (lease_ids, ttl_s, self._instant())
-        answer = await self._database.write(Statement(_RENEW, params))
+        answer = await self._database.write(Statement(RENEW, params))
         return frozenset(lease_ids) - {lease_id for (lease_id,) in answer.rows}
 
     async def release(self, lease_ids: Sequence[LeaseId]) -> None:
-        await self._database.write(Statement(_RELEASE, (lease_ids,)))
+        await self._database.write(Statement(RELEASE, (lease_ids,)))
 
     async def count(self, run_id: RunId) -> int:
-        answer = await self._database.read(Statement(_COUNT, (run_id, self._instant())))
+        answer = await self._database.read(Statement(COUNT, (run_id, self._instant())))
         return int(answer.rows[0][0])
 
     async def put_status(self, owner: str, marks: Mapping[str, str], *, ttl_s: float) -> None:
         now = self._instant()
         params = (owner, list(marks), list(marks.values()), ttl_s, now)
-        await self._database.run(Statement(_REPORT, params), Statement(_FORGET_REPORTS, (now,)))
+        await self._database.run(Statement(REPORT, params), Statement(FORGET_REPORTS, (now,)))
 
     async def list_status(self, subject: str) -> list[str]:
-        answer = await self._database.read(Statement(_REPORTS, (subject, self._instant())))
+        answer = await self._database.read(Statement(REPORTS, (subject, self._instant())))
         return [text for (text,) in answer.rows]
 
     def _mint(self) -> LeaseId:

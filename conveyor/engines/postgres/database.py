@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,6 +24,7 @@ from conveyor.engines.postgres.errors import is_lost_connection, translated
 from conveyor.ports.errors import Unavailable
 
 T = TypeVar("T")
+Connect = Callable[[], Awaitable[Connection]]
 
 CONNECTIONS_MAX = 8
 CONNECT_S = 5.0
@@ -65,9 +67,12 @@ class DatabaseConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Database:
-    def __init__(self, config: DatabaseConfig, nursery: trio.Nursery) -> None:
+    def __init__(
+        self, config: DatabaseConfig, nursery: trio.Nursery, connect: Connect | None = None
+    ) -> None:
         self._config = config
         self._nursery = nursery
+        self._connect = connect or partial(connect_to, config)
         self._idle: list[Connection] = []
         self._limiter = trio.Semaphore(config.connections_max)
 
@@ -137,14 +142,7 @@ class Database:
     async def connect(self) -> Connection:
         """Opens a connection of its own, which is not in the pool."""
         with trio.fail_after(CONNECT_S):
-            path = self._config.password_file
-            return await connect(
-                self._config.url,
-                # Read for each connection: the file may hold a token that expires.
-                password=None if path is None else path.read_text(encoding="utf-8").strip(),
-                options=_options() if self.has_sessions else "",
-                prepares=self.has_sessions,
-            )
+            return await self._connect()
 
     def _take_idle(self) -> Connection | None:
         while self._idle:
@@ -174,17 +172,31 @@ class Database:
         self._idle.clear()
 
 
+async def connect_to(config: DatabaseConfig) -> Connection:
+    path = config.password_file
+    return await connect(
+        config.url,
+        # Read for each connection: the file may hold a token that expires.
+        password=None if path is None else path.read_text(encoding="utf-8").strip(),
+        options=_options() if config.has_sessions else "",
+        prepares=config.has_sessions,
+    )
+
+
 def _options() -> str:
     return " ".join(f"-c {name}={value}" for name, value in _SESSION.items())
 
 
 @asynccontextmanager
-async def open_database(config: DatabaseConfig) -> AsyncGenerator[Database, None]:
-    """Opens the pool. Calls in progress end before it is closed."""
+async def open_database(
+    config: DatabaseConfig, *, connect: Connect | None = None
+) -> AsyncGenerator[Database, None]:
+    """Opens the pool. Calls in progress end before it is closed. `connect` opens a connection, by
+    default to the server of the config."""
     database: Database | None = None
     try:
         async with trio.open_nursery() as nursery:
-            database = Database(config, nursery)
+            database = Database(config, nursery, connect)
             yield database
             nursery.cancel_scope.cancel()
     finally:

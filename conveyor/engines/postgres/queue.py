@@ -28,18 +28,19 @@ NOT_DURABLE = Statement("SELECT set_config('synchronous_commit', 'off', true)")
 _SLICE_ROWS = 5_000
 
 # Looks first: a conflict would use up an id each time.
-_OPEN = """
+OPEN = """
 INSERT INTO queues (run_id) SELECT run_id FROM unnest($1::text[]) AS run_id
 WHERE run_id NOT IN (SELECT run_id FROM queues WHERE run_id = ANY($1)) ON CONFLICT DO NOTHING
 """
 # The queue is found in the same statement, so a queue that was closed meanwhile takes no message.
-_SEND = """
+SEND = """
 INSERT INTO messages (queue_id, job_id, task_id, shard, visible_at, receives)
 SELECT queue_id, job_id, task_id, shard, instant($5), 0
 FROM queues, unnest($2::text[], $3::text[], $4::bigint[]) AS refs (job_id, task_id, shard)
 WHERE run_id = $1
 """
-_RECEIVE = """
+EXIST = "SELECT run_id FROM queues WHERE run_id = ANY($1) FOR KEY SHARE"
+RECEIVE = """
 WITH found AS (
     SELECT queue_id, instant($4) AS at FROM queues WHERE run_id = $1
 ), oldest AS (
@@ -54,28 +55,28 @@ WITH found AS (
 SELECT taken.* FROM found LEFT JOIN (taken JOIN oldest USING (message_id)) ON true
 ORDER BY oldest.visible_at, message_id
 """
-_HIDE = """
+HIDE = """
 UPDATE messages SET visible_at = instant($4) + $3
 FROM unnest($1::bigint[], $2::bigint[]) AS given (id, count)
 WHERE message_id = id AND receives = count RETURNING message_id, receives
 """
-_ACK = """
+ACK = """
 DELETE FROM messages USING unnest($1::bigint[], $2::bigint[]) AS given (id, count)
 WHERE message_id = id AND receives = count
 """
-_CLOSE = "UPDATE queues SET run_id = NULL WHERE run_id = $1 RETURNING queue_id"
-_CLOSED = "SELECT queue_id FROM queues WHERE run_id IS NULL ORDER BY queue_id LIMIT 100"
-_CLEAR = """
+CLOSE = "UPDATE queues SET run_id = NULL WHERE run_id = $1 RETURNING queue_id"
+CLOSED = "SELECT queue_id FROM queues WHERE run_id IS NULL ORDER BY queue_id LIMIT 100"
+CLEAR = """
 DELETE FROM messages WHERE message_id = ANY(ARRAY(
     SELECT message_id FROM messages WHERE queue_id = $1 ORDER BY visible_at, message_id LIMIT $2
     FOR UPDATE SKIP LOCKED
 ))
 """
-_REMOVE = """
+REMOVE = """
 DELETE FROM queues WHERE queue_id = $1 AND run_id IS NULL
 AND NOT EXISTS (SELECT FROM messages WHERE queue_id = $1)
 """
-_DEPTH = """
+DEPTH = """
 SELECT count(*) FILTER (WHERE visible_at <= instant($2)), count(*) FROM messages
 WHERE queue_id = (SELECT queue_id FROM queues WHERE run_id = $1)
 """
@@ -96,9 +97,9 @@ class PostgresQueue:
         one slice of other closed queues, and no more, so that closing a short queue does not wait
         for a long one.
         """
-        closed = await self._database.write(Statement(_CLOSE, (run_id,)))
+        closed = await self._database.write(Statement(CLOSE, (run_id,)))
         own = [queue_id for (queue_id,) in closed.rows]
-        left = await self._database.read(Statement(_CLOSED))
+        left = await self._database.read(Statement(CLOSED))
         for (queue_id,) in left.rows:
             if queue_id not in own:
                 await self._clear(queue_id)
@@ -109,10 +110,10 @@ class PostgresQueue:
     async def _clear(self, queue_id: int) -> bool:
         """Removes a slice of a closed queue, or the queue after the last one. Returns whether there
         may be more."""
-        answer = await self._database.write(Statement(_CLEAR, (queue_id, _SLICE_ROWS)))
+        answer = await self._database.write(Statement(CLEAR, (queue_id, _SLICE_ROWS)))
         if answer.rows_count == _SLICE_ROWS:
             return True
-        await self._database.write(Statement(_REMOVE, (queue_id,)))
+        await self._database.write(Statement(REMOVE, (queue_id,)))
         return False
 
     async def send(self, refs: Sequence[TaskRef]) -> None:
@@ -120,8 +121,7 @@ class PostgresQueue:
             return
         run_ids = list(dict.fromkeys(ref.run_id for ref in refs))
         sends = send(refs, self._instant())
-        sql = "SELECT run_id FROM queues WHERE run_id = ANY($1) FOR KEY SHARE"
-        answers = await self._database.run(Statement(sql, (run_ids,)), *sends)
+        answers = await self._database.run(Statement(EXIST, (run_ids,)), *sends)
         there = {run_id for (run_id,) in answers[0].rows}
         for run_id in run_ids:
             if run_id not in there:
@@ -129,7 +129,7 @@ class PostgresQueue:
 
     async def receive(self, run_id: RunId, *, count_max: int, visibility_s: float) -> list[Message]:
         params = (run_id, count_max, visibility_s, self._instant())
-        _, answer = await self._database.run(NOT_DURABLE, Statement(_RECEIVE, params))
+        _, answer = await self._database.run(NOT_DURABLE, Statement(RECEIVE, params))
         if not answer.rows:
             raise QueueGone(run_id)
         return [_message(run_id, *row) for row in answer.rows if row[0] is not None]
@@ -138,7 +138,7 @@ class PostgresQueue:
         return await self._hide(messages, for_s=visibility_s)
 
     async def ack(self, messages: Sequence[Message]) -> None:
-        await self._database.run(NOT_DURABLE, Statement(_ACK, _receipts(messages)))
+        await self._database.run(NOT_DURABLE, Statement(ACK, _receipts(messages)))
 
     async def bounce(self, messages: Sequence[Message], *, delay_s: float) -> None:
         await self._hide(messages, for_s=delay_s)
@@ -146,18 +146,18 @@ class PostgresQueue:
     async def _hide(self, messages: Sequence[Message], *, for_s: float) -> frozenset[str]:
         """Hides messages for `for_s`. Returns the receipts that are no longer valid."""
         params = (*_receipts(messages), for_s, self._instant())
-        _, answer = await self._database.run(NOT_DURABLE, Statement(_HIDE, params))
+        _, answer = await self._database.run(NOT_DURABLE, Statement(HIDE, params))
         valid = {f"{number}.{receives}" for number, receives in answer.rows}
         return frozenset(message.receipt for message in messages) - valid
 
     async def depth(self, run_id: RunId) -> Depth:
-        answer = await self._database.read(Statement(_DEPTH, (run_id, self._instant())))
+        answer = await self._database.read(Statement(DEPTH, (run_id, self._instant())))
         ((visible, total),) = answer.rows
         return Depth(visible=visible, hidden=total - visible)
 
 
 def open_queues(run_ids: Sequence[RunId]) -> Statement:
-    return Statement(_OPEN, (run_ids,))
+    return Statement(OPEN, (run_ids,))
 
 
 def send(refs: Sequence[TaskRef], now: float | None) -> list[Statement]:
@@ -167,7 +167,7 @@ def send(refs: Sequence[TaskRef], now: float | None) -> list[Statement]:
         by_run.setdefault(ref.run_id, []).append(ref)
     return [
         Statement(
-            _SEND,
+            SEND,
             (
                 run_id,
                 [ref.job_id for ref in own],
