@@ -12,7 +12,7 @@ from mcp.server.mcpserver import MCPServer
 
 from conveyor.cli.jobs.context import server_options
 from conveyor.cli.mcp.tools import Tools, make_server
-from conveyor.sdk import AsyncioClient
+from conveyor.sdk.connection import check_key, check_url
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
@@ -29,7 +29,8 @@ def mcp(server: str, api_key: str, http: bool, host: str, port: int) -> None:
     address, every request must: the key of the environment is not lent to the network.
     """
     try:
-        AsyncioClient(server, api_key)
+        check_url(server)
+        check_key(api_key)
     except ValueError as error:
         raise click.ClickException(f"{error}. See --server and --api-key.") from None
     is_open = http and host not in LOOPBACK
