@@ -13,6 +13,13 @@ AsyncioClient and TrioClient have the same methods as coroutines and asynchronou
 
 from __future__ import annotations
 
+from conveyor.schemas.crawl import (
+    CrawlPageResponse,
+    CrawlResponse,
+    CrawlResultResponse,
+    CreateCrawlRequest,
+    StopCrawlResponse,
+)
 from conveyor.schemas.requests import (
     BucketInput,
     BudgetInput,
@@ -78,6 +85,10 @@ __all__ = [
     "Cadence",
     "CalendarInput",
     "Client",
+    "CrawlPageResponse",
+    "CrawlResponse",
+    "CrawlResultResponse",
+    "CreateCrawlRequest",
     "CreateJobInputRequest",
     "CsvFields",
     "CsvInput",
@@ -108,6 +119,7 @@ __all__ = [
     "RunResponse",
     "SdkError",
     "StartExportResponse",
+    "StopCrawlResponse",
     "SubmitDryRunResponse",
     "SubmitJobRequest",
     "SubmitJobResponse",

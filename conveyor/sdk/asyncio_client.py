@@ -10,6 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from conveyor.domain.lifecycle import EXPORT_UNDONE
+from conveyor.schemas.crawl import (
+    CrawlPageResponse,
+    CrawlResponse,
+    CrawlResultResponse,
+    StopCrawlResponse,
+)
 from conveyor.schemas.requests import (
     BudgetInput,
     CreateJobInputRequest,
@@ -45,7 +51,7 @@ from conveyor.sdk.asyncio_connection import AsyncioConnection
 from conveyor.sdk.downloads import Downloaded
 from conveyor.sdk.errors import ApiError, PollBackoff, SdkError, run_of
 from conveyor.sdk.notebook import frame_of
-from conveyor.sdk.operations import Choice, JobLike, TaskLike
+from conveyor.sdk.operations import Choice, CrawlLike, JobLike, TaskLike
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -291,6 +297,54 @@ class AsyncioClient(AsyncioConnection):
                 for task_id, path in paths.items()
             }
         )
+
+    async def submit_crawl(
+        self, crawl: CrawlLike, *, idempotency_key: str | None = None
+    ) -> CrawlResponse:
+        """Starts a crawl: the URL of its first page, or all fields as a dict or a struct.
+
+        Its `crawl_id` is also the id of the job that fetches its pages.
+        """
+        return await self._ask(operations.submit_crawl(crawl), idempotency_key)
+
+    async def crawl(
+        self, crawl_id: str, *, limit: int = RESULTS_PAGE, cursor: str | None = None
+    ) -> CrawlPageResponse:
+        """Returns a crawl with one page of the pages that it kept."""
+        return await self._ask(operations.get_crawl(crawl_id, limit=limit, cursor=cursor))
+
+    async def crawls(self) -> AsyncGenerator[CrawlResponse, None]:
+        """Yields the caller's crawls, newest first."""
+        cursor = None
+        while True:
+            page = await self._ask(operations.list_crawls(limit=JOBS_PAGE, cursor=cursor))
+            for crawl in page.crawls:
+                yield crawl
+            if (cursor := page.next_cursor) is None:
+                return
+
+    async def crawl_results(
+        self, crawl_id: str, *, timeout_s: float | None = None
+    ) -> AsyncGenerator[CrawlResultResponse, None]:
+        """Yields each page that a crawl keeps, until the crawl has ended.
+
+        Raises TimeoutError after `timeout_s`.
+        """
+        pace = PollBackoff(begun_at=self._now_s(), timeout_s=timeout_s)
+        cursor = None
+        while True:
+            page = await self.crawl(crawl_id, cursor=cursor)
+            for result in page.results:
+                yield result
+            if page.next_cursor is None:
+                return
+            if page.next_cursor == cursor or not page.results:
+                await self._sleep(pace.interval_s(self._now_s()))
+            cursor = page.next_cursor
+
+    async def stop_crawl(self, crawl_id: str) -> StopCrawlResponse:
+        """Stops a crawl. The pages that it kept stay readable."""
+        return await self._ask(operations.stop_crawl(crawl_id))
 
     async def webhook(self, job_id: str) -> WebhookResponse:
         """Returns the webhook of a job. Raises ApiError 404 if there is none."""

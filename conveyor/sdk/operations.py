@@ -14,6 +14,13 @@ from typing import Any, Generic, Literal, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from conveyor.schemas.crawl import (
+    CrawlPageResponse,
+    CrawlResponse,
+    CreateCrawlRequest,
+    ListCrawlsResponse,
+    StopCrawlResponse,
+)
 from conveyor.schemas.requests import (
     BudgetInput,
     CreateJobInputRequest,
@@ -56,6 +63,8 @@ T = TypeVar("T")
 TaskLike = str | TaskInput | Mapping[str, Any]
 # A job as a struct or as a dict with the same fields, or its list, or its one URL.
 JobLike = SubmitJobRequest | TaskLike | Iterable[TaskLike]
+# A crawl as a struct or as a dict with the same fields, or the URL that it starts from.
+CrawlLike = CreateCrawlRequest | Mapping[str, Any] | str
 
 _DRY = {"dry_run": "true"}
 _REDIRECT = {"redirect": "true"}
@@ -294,6 +303,27 @@ def get_export_content(job_id: str, run_id: str, export_id: str) -> Call[None]:
     """The response is the file."""
     path = _run_path(job_id, run_id, "exports", _check_text(export_id, "export"), "content")
     return Call("GET", path, type(None), _REDIRECT)
+
+
+def submit_crawl(crawl: CrawlLike) -> Call[CrawlResponse]:
+    if isinstance(crawl, str):
+        crawl = CreateCrawlRequest(url=crawl)
+    if isinstance(crawl, Mapping):
+        crawl = _from_dict(crawl, CreateCrawlRequest)
+    return Call("POST", "/v1/crawls", CrawlResponse, body=msgspec.json.encode(_lean(crawl)))
+
+
+def get_crawl(crawl_id: str, *, limit: int, cursor: str | None) -> Call[CrawlPageResponse]:
+    path = f"/v1/crawls/{_check_text(crawl_id, 'crawl')}"
+    return Call("GET", path, CrawlPageResponse, _query(None, limit, cursor))
+
+
+def list_crawls(*, limit: int, cursor: str | None) -> Call[ListCrawlsResponse]:
+    return Call("GET", "/v1/crawls", ListCrawlsResponse, _query(None, limit, cursor))
+
+
+def stop_crawl(crawl_id: str) -> Call[StopCrawlResponse]:
+    return Call("POST", f"/v1/crawls/{_check_text(crawl_id, 'crawl')}/stop", StopCrawlResponse)
 
 
 def tasks_of(tasks: TaskLike | Iterable[TaskLike]) -> list[TaskInput]:

@@ -19,6 +19,7 @@ from tests.cli.mcp_session import (
     framed,
     http_server,
     record_over,
+    shop,
     stdio_session,
     transcript_in,
 )
@@ -68,6 +69,25 @@ async def test_a_job_that_makes_no_progress_says_why(server: str) -> None:
     assert status.structured_content["waiting_on"]["reason"] == "paused"
     assert stopped.structured_content is not None
     assert stopped.structured_content["status"] == "stopped"
+
+
+async def test_a_crawl_is_a_job_for_the_other_tools(server: str) -> None:
+    with shop() as site:
+        async with stdio_session(server, "crawls") as agent:
+            crawl = await agent.call_tool("crawl", {"url": f"{site}/kettle", "pages_max": 5})
+            assert crawl.structured_content is not None
+            job = {"job_id": crawl.structured_content["job_id"]}
+            terminal = False
+            while not terminal:
+                status = await agent.call_tool("status", {**job, "wait_s": 50})
+                assert status.structured_content is not None
+                terminal = status.structured_content["terminal"]
+            results = await agent.call_tool("results", {**job, "status": "successful"})
+            refused = await agent.call_tool("crawl", {"url": "ftp://shop.example/"})
+
+    assert results.structured_content is not None
+    assert [page["url"] for page in results.structured_content["results"]] == [f"{site}/kettle"]
+    assert refused.is_error
 
 
 async def test_over_http_a_bearer_token_is_the_key_of_the_caller(server: str) -> None:

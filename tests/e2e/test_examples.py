@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -72,6 +75,33 @@ class Examples:
 
     def python(self, name: str, *arguments: str) -> list[str]:
         return self.run(sys.executable, str(EXAMPLES / name), *arguments)
+
+
+@contextmanager
+def linked_site() -> Iterator[str]:
+    """Three pages that link to each other."""
+
+    class Site(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            is_page = self.path in {"/", "/a", "/b"}
+            body = b'<title>A page</title><a href="/">home</a><a href="/a">a</a><a href="b">b</a>'
+            self.send_response(200 if is_page else 404)
+            self.send_header("Content-Type", "text/html")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Site) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -199,6 +229,15 @@ def test_the_notebook_runs_from_top_to_bottom(examples: Examples, site: Site) ->
     lines = examples.run(sys.executable, "-c", NOTEBOOK, notebook, URLS=" ".join(site.urls(8)))
 
     assert lines == [str(["successful"] * 7 + ["failed"])]
+
+
+def test_the_crawl_example_saves_a_site(examples: Examples) -> None:
+    with linked_site() as site:
+        lines = examples.python("crawl.py", f"{site}/")
+
+    assert sorted(lines[:-1]) == [f"{site}/", f"{site}/a", f"{site}/b"]
+    assert lines[-1] == "completed: 3 pages fetched, 3 saved"
+    assert len(list((examples.folder / "pages").iterdir())) == 3
 
 
 def test_the_agent_reads_a_page(examples: Examples, site: Site) -> None:
