@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from conveyor.cli.scrape.display import Display
     from conveyor.cli.scrape.inputs import InputOptions, PageList
     from conveyor.cli.scrape.options import ScrapeOptions
+    from conveyor.cli.scrape.run import Order
     from conveyor.config import Settings
     from conveyor.domain.submit.scraper_params import GatewaySupport
 
@@ -109,6 +110,29 @@ input_options = _grouped(
     click.option("--id-column", metavar="COLUMN", help="CSV column of the id: name or number."),
     click.option("--delimiter", metavar="SIGN", help="CSV delimiter; by default a guess."),
     click.option("--skip-invalid", is_flag=True, help="Skip lines that are no pages."),
+)
+
+crawl_options = _grouped(
+    click.option("--crawl", metavar="URL", help="Follow the links of this page's site."),
+    click.option("--sitemap", metavar="URL", help="Fetch the pages of this sitemap."),
+    click.option(
+        "--depth",
+        type=click.IntRange(1, limits.CRAWL_DEPTH_MAX),
+        help="Links between the start of a crawl and a page at most.",
+    ),
+    click.option(
+        "--match",
+        metavar="TEXT",
+        multiple=True,
+        help="Follow only links whose URL contains TEXT; may be repeated.",
+    ),
+    click.option(
+        "--max-pages",
+        type=click.IntRange(1, limits.CRAWL_PAGES_MAX),
+        default=10_000,
+        show_default=True,
+        help="Pages of a crawl at most.",
+    ),
 )
 
 request_options = _grouped(
@@ -247,6 +271,7 @@ output_options = _grouped(
 @click.command()
 @click.argument("sources", metavar="[FILE|URL]...", nargs=-1)
 @output_options
+@crawl_options
 @input_options
 @request_options
 @fetch_options
@@ -276,8 +301,11 @@ def _run(
     settings: Settings = ctx.obj
     if sum(arguments[action] for action in _ACTIONS) > 1:
         raise click.UsageError("Give one of --retry-failed, --restart and --update.")
+    is_crawl = bool(arguments["crawl"] or arguments["sitemap"])
+    _refuse_with_crawl(ctx, sources, arguments, is_crawl=is_crawl)
     if (
         not sources
+        and not is_crawl
         and not (arguments["output"] / ".conveyor").exists()
         and not arguments["data_dir"]
     ):
@@ -291,13 +319,13 @@ def _run(
         page_list = _read(settings, sources, arguments, display)
         if arguments["dry_run"]:
             return _show_plan(page_list, dedup=arguments["dedup"])
-    elif arguments["dry_run"] or arguments["update"]:
+    elif not is_crawl and (arguments["dry_run"] or arguments["update"]):
         raise click.UsageError("Give the list, too.")
     order = Order(
         settings=settings,
         folder=arguments["output"],
         options=options,
-        source=" ".join(sources)[:200],
+        source=" ".join(sources or filter(None, (arguments["crawl"], arguments["sitemap"])))[:200],
         page_list=page_list,
         command=_command(arguments),
         given_options=_given_fields(ctx),
@@ -310,7 +338,40 @@ def _run(
         updates=arguments["update"],
         as_json=arguments["as_json"],
     )
+    if is_crawl:
+        return _crawl(order, arguments, display, started_at)
     return run_order(order, display, started_at).code
+
+
+def _refuse_with_crawl(
+    ctx: click.Context, sources: Sequence[str], arguments: Mapping[str, Any], *, is_crawl: bool
+) -> None:
+    given = click.core.ParameterSource.COMMANDLINE
+    if not is_crawl:
+        for name in ("depth", "match", "max_pages"):
+            if ctx.get_parameter_source(name) is given:
+                raise click.UsageError(f"--{name.replace('_', '-')} is for --crawl and --sitemap.")
+        return
+    if sources:
+        raise click.UsageError("Give a list, or --crawl and --sitemap.")
+    for name in ("dry_run", "update", "dedup", "method", "data"):
+        if ctx.get_parameter_source(name) is given:
+            raise click.UsageError(f"--{name.replace('_', '-')} does not go with a crawl.")
+    if arguments["page_format"] != "files":
+        raise click.UsageError("A crawl reads its pages again: it needs --format files.")
+
+
+def _crawl(order: Order, arguments: Mapping[str, Any], display: Display, started_at: float) -> int:
+    from conveyor.cli.scrape.crawl import CrawlOptions, run_crawl
+
+    options = CrawlOptions(
+        start=arguments["crawl"],
+        sitemap=arguments["sitemap"],
+        depth=arguments["depth"],
+        match=arguments["match"],
+        max_pages=arguments["max_pages"],
+    )
+    return run_crawl(order, options, display, started_at).code
 
 
 def headers_from(arguments: Mapping[str, Any]) -> dict[str, str]:

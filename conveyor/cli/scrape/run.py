@@ -83,7 +83,8 @@ class Summary(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What the command line asks for. `given_options` names the options that were given."""
+    """What the command line asks for. `given_options` names the options that were given. A round
+    of a crawl shows no result, because another one may follow."""
 
     settings: Settings
     folder: Path
@@ -99,6 +100,7 @@ class Order:
     retries_failed: bool = False
     restarts: bool = False
     updates: bool = False
+    is_round: bool = False
     as_json: bool = False
 
 
@@ -142,6 +144,8 @@ def run_order(order: Order, display: Display, started_at: float) -> Ended:
             display.phase(f"Writing {LIST_NAME}")
             folder.finish()
         display.clear()
+        if order.is_round and scraper.ending is None:
+            return Ended(0, scraper.progress.failed)
         code = report(folder, plan, scraper, order, display, time.monotonic() - started_at)
         return Ended(code, scraper.progress.failed)
     finally:

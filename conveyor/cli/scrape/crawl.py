@@ -1,0 +1,131 @@
+"""`conveyor scrape --crawl` and `--sitemap`: rounds over one folder (docs/scrape.md, Crawls).
+
+Each round fetches all pages that are known, and the stored pages lead to those of the next round.
+The frontier is not stored: it follows from the folder, so a crawl that was killed continues like
+any list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import click
+import msgspec
+
+from conveyor.cli.scrape.display import Display, counted
+from conveyor.cli.scrape.folder import LIST_NAME
+from conveyor.cli.scrape.inputs import PageList, hosts_of
+from conveyor.cli.scrape.pages import Page, PageStatus, ResultLine
+from conveyor.cli.scrape.run import Ended, Order, run_order
+from conveyor.domain.crawl.links import Reading, read_page, read_sitemap
+from conveyor.domain.crawl.urls import LinkFilter, host_in, normalise, site_of
+
+_LINE = msgspec.json.Decoder(ResultLine)
+
+
+@dataclass(frozen=True, slots=True)
+class CrawlOptions:
+    """Where a crawl starts, and how far it goes. A page contains one of `match`, if there are
+    any."""
+
+    start: str | None
+    sitemap: str | None
+    depth: int | None
+    match: tuple[str, ...]
+    max_pages: int
+
+
+@dataclass(slots=True)
+class Frontier:
+    """The pages that the folder leads to, by their distance from the start."""
+
+    order: Order
+    options: CrawlOptions
+    depths: dict[str, int] = field(default_factory=dict)
+    sitemaps: set[str] = field(default_factory=set)
+    readings: dict[str, Reading] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        for text in (self.options.start, self.options.sitemap):
+            url = None if text is None else normalise(text)
+            if text is not None and url is None:
+                raise click.UsageError(f"{text} is no http or https URL.")
+            if url is not None:
+                self.depths[url] = 0
+        if self.options.sitemap is not None:
+            self.sitemaps.add(normalise(self.options.sitemap) or "")
+
+    def page_list(self) -> PageList:
+        pages = [Page(url) for url in self.depths]
+        return PageList(pages, hosts_of(pages))
+
+    def grow(self) -> int:
+        """Adds the pages that those of the folder lead to. Returns how many are new."""
+        for line in self._lines():
+            if line.url in self.depths and line.url not in self.readings:
+                self.readings[line.url] = self._read(line)
+        count = len(self.depths)
+        for url in list(self.depths):
+            self._follow(url)
+        return len(self.depths) - count
+
+    def _follow(self, url: str) -> None:
+        reading, depth = self.readings.get(url, Reading()), self.depths[url]
+        links = (reading.moved_to,) if reading.moved_to else reading.links
+        is_deepest = self.options.depth is not None and depth >= self.options.depth
+        if is_deepest and url not in self.sitemaps and not reading.moved_to:
+            links = ()
+        for link in (*links, *reading.sitemaps):
+            if len(self.depths) < self.options.max_pages:
+                self.depths.setdefault(link, depth + (url not in self.sitemaps))
+        self.sitemaps.update(link for link in reading.sitemaps if link in self.depths)
+
+    def _read(self, line: ResultLine) -> Reading:
+        if line.status != PageStatus.SUCCESSFUL or line.file is None:
+            return Reading()
+        body = (self.order.folder / line.file).read_bytes()
+        if line.url in self.sitemaps:
+            return read_sitemap(line.url, body, self._filter())
+        is_linked = self.options.start is not None
+        if not is_linked:
+            return Reading()
+        reading = read_page(
+            line.url,
+            body,
+            line.content_type or "",
+            line.final_url,
+            self._filter(),
+            is_markdown=False,
+            follows_canonical=True,
+        )
+        return msgspec.structs.replace(
+            reading, links=tuple(link for link in reading.links if self._matches(link))
+        )
+
+    def _filter(self) -> LinkFilter:
+        return LinkFilter(site_of(host_in(next(iter(self.depths)))))
+
+    def _matches(self, url: str) -> bool:
+        return not self.options.match or any(pattern in url for pattern in self.options.match)
+
+    def _lines(self) -> Iterator[ResultLine]:
+        with (self.order.folder / LIST_NAME).open("rb") as file:
+            yield from map(_LINE.decode, file)
+
+
+def run_crawl(order: Order, options: CrawlOptions, display: Display, started_at: float) -> Ended:
+    """Runs rounds until the pages of the folder lead to no new one."""
+    frontier = Frontier(order, options)
+    frontier.begin()
+    # The first list is that of the start, so a folder of another list is refused.
+    order = replace(order, is_round=True)
+    while True:
+        ended = run_order(replace(order, page_list=frontier.page_list()), display, started_at)
+        if ended.code:
+            return ended
+        order = replace(order, restarts=False, retries_failed=False, updates=True)
+        if not (new_count := frontier.grow()):
+            order = replace(order, is_round=False, updates=False)
+            return run_order(order, display, started_at)
+        display.say(f"{counted(new_count, 'new page')} after {len(frontier.readings):,} were read.")
