@@ -346,16 +346,16 @@ def _run(
 def _refuse_with_crawl(
     ctx: click.Context, sources: Sequence[str], arguments: Mapping[str, Any], *, is_crawl: bool
 ) -> None:
-    given = click.core.ParameterSource.COMMANDLINE
+    from_command_line = click.core.ParameterSource.COMMANDLINE
     if not is_crawl:
         for name in ("depth", "match", "max_pages"):
-            if ctx.get_parameter_source(name) is given:
+            if ctx.get_parameter_source(name) is from_command_line:
                 raise click.UsageError(f"--{name.replace('_', '-')} is for --crawl and --sitemap.")
         return
     if sources:
         raise click.UsageError("Give a list, or --crawl and --sitemap.")
     for name in ("dry_run", "update", "dedup", "method", "data"):
-        if ctx.get_parameter_source(name) is given:
+        if ctx.get_parameter_source(name) is from_command_line:
             raise click.UsageError(f"--{name.replace('_', '-')} does not go with a crawl.")
     if arguments["page_format"] != "files":
         raise click.UsageError("A crawl reads its pages again: it needs --format files.")
