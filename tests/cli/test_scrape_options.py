@@ -364,7 +364,7 @@ def test_a_method_that_is_none_is_refused(
 def test_a_parameter_that_needs_a_gateway_is_refused_before_anything_is_fetched(
     run: Scrape, site: OptionsSite, tmp_path: Path
 ) -> None:
-    line = {"url": site.url("/a"), "params": {"css_extractor": "{}"}}
+    line = {"url": site.url("/a"), "params": {"extract": "auto"}}
     (tmp_path / "list.ndjson").write_text(json.dumps(line))
 
     named = run(site.url("/a"), "--param", "js_render=true")
@@ -372,7 +372,7 @@ def test_a_parameter_that_needs_a_gateway_is_refused_before_anything_is_fetched(
 
     assert (named.exit_code, listed.exit_code) == (2, 1)
     assert "js_render needs a gateway that can do this (CONVEYOR_GATEWAY_URL)" in named.output
-    assert "line 1: unsupported_param: css_extractor" in listed.output
+    assert "line 1: unsupported_param: extract" in listed.output
     assert site.asked == []
 
 
