@@ -283,6 +283,8 @@ FULL: list[Row] = [
         sha256="ab" * 32,
         manifest=MANIFEST,
         order=ExportOrder.LIST,
+        destination="https://bucket.example/key",
+        destination_sealed="v1.destination",
     ),
     an_input(spec=ListSpec(ListFormat.CSV, "link", 3, header=True, quote="'")),
     a_budget(unit=Unit.COST, cap=2**53, left=-7),
