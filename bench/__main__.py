@@ -28,6 +28,7 @@ QUESTIONS = {
     "autoscaling": "Which metric should workers on AWS be scaled by?",
     "awsclient": "What does one call to AWS cost our lean client, and aioboto3?",
     "dashboard": "What does the dashboard cost: its first page, and a run that 20 pages watch?",
+    "render": "What does a rendered page cost at our gateway, beside Playwright and crawlee?",
     "walk": "Which modules and functions does one task pass, from POST to result and webhook?",
 }
 

@@ -29,6 +29,7 @@ from conveyor.http_client.errors import (
     FetchFailed,
     ForbiddenTarget,
 )
+from conveyor.http_client.pool import Connect
 from conveyor.http_client.resolver import Lookup, Resolver
 from conveyor.http_client.stream import connect
 
@@ -55,8 +56,11 @@ Dial = Callable[[Target], Awaitable[trio.SocketStream]]
 
 
 class GuardingProxy:
-    def __init__(self, policy: TargetPolicy, *, lookup: Lookup | None = None) -> None:
+    def __init__(
+        self, policy: TargetPolicy, *, lookup: Lookup | None = None, connect: Connect = connect
+    ) -> None:
         self._resolver = Resolver(policy, lookup)
+        self._connect = connect
 
     @asynccontextmanager
     async def open_port(
@@ -82,7 +86,7 @@ class GuardingProxy:
         for address in (await self._resolver.resolve(target, partition))[:ATTEMPTS_MAX]:
             try:
                 with trio.fail_after(CONNECT_S):
-                    connected = await connect(address, target.port)
+                    connected = await self._connect(address, target.port)
             except trio.TooSlowError:
                 failure = ConnectTimedOut("the connection took too long")
             except ConnectFailed as error:

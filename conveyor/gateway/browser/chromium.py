@@ -20,7 +20,8 @@ from pathlib import Path
 
 import trio
 
-from conveyor.gateway.browser.devtools import DevTools
+from conveyor.gateway.browser.devtools import BrowserGone, DevTools
+from conveyor.gateway.errors import CallRefused
 from conveyor.ports.executor import Executor
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
@@ -100,6 +101,7 @@ _LAUNCHER = (
     "import os, sys; commands, answers = int(sys.argv[1]), int(sys.argv[2]); "
     "os.dup2(commands, 3); os.dup2(answers, 4); os.execv(sys.argv[3], sys.argv[3:])"
 )
+_CLOSE_S = 2.0
 _END_S = 5.0
 
 
@@ -130,6 +132,13 @@ class Chromium:
     def process_id(self) -> int:
         return self._process.pid
 
+    async def close(self) -> None:
+        """Asks the browser to end. It then waits for its own processes, which would otherwise be
+        left to process 1, and in a container nobody may wait for them there."""
+        with trio.move_on_after(_CLOSE_S, shield=True), suppress(BrowserGone, CallRefused):
+            await self.devtools.call("Browser.close")
+            await self._process.wait()
+
     def kill(self) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -151,7 +160,10 @@ class Launcher:
             process = _open_process(self.path, profile, self.environ)
             async with process as browser, trio.open_nursery() as nursery:
                 nursery.start_soon(browser.devtools.run)
-                yield browser
+                try:
+                    yield browser
+                finally:
+                    await browser.close()
                 nursery.cancel_scope.cancel()
         finally:
             with trio.CancelScope(shield=True):

@@ -26,6 +26,9 @@ READ_BYTES = 256 * 1024
 # A page, a screenshot or a PDF is one message. A larger one could only come from a page that wants
 # to fill our memory.
 MESSAGE_BYTES_MAX = 160 * 1024 * 1024
+# The event of every session when the browser has ended: the protocol's own for a session that was
+# detached.
+GONE = "Inspector.detached"
 # Each call waits for its answer, so this many calls would have to be under way at the same time.
 _QUEUED_MAX = 1024
 
@@ -94,6 +97,8 @@ class DevTools:
             self._gone.set()
             for call in self._calls.values():
                 call.done.set()
+            for on_event in list(self._listeners.values()):
+                on_event(GONE, msgspec.Raw(b"{}"))
 
     def listen(self, session_id: str, on_event: OnEvent) -> None:
         self._listeners[session_id] = on_event

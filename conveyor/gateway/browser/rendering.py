@@ -24,7 +24,7 @@ import trio
 from conveyor.domain import limits
 from conveyor.domain.submit.target import Target
 from conveyor.gateway.browser.chromium import Chromium
-from conveyor.gateway.browser.devtools import BrowserGone
+from conveyor.gateway.browser.devtools import GONE, BrowserGone
 from conveyor.gateway.browser.requests import RequestFilter, RequestLog
 from conveyor.gateway.call import PIXELS_MAX, Call, Rendering, Screenshot
 from conveyor.gateway.errors import CallFailed, CallRefused, Fault, failure_from
@@ -357,10 +357,10 @@ class _BrowserPage:
 
     async def _wait(self, is_reached: Callable[[], bool]) -> None:
         while not is_reached():
-            if self.is_crashed:
-                raise PageCrashed
             if self._devtools.is_gone:
                 raise BrowserGone
+            if self.is_crashed:
+                raise PageCrashed
             await self._changed.wait()
 
     async def _settle(self) -> None:
@@ -415,7 +415,7 @@ class _BrowserPage:
         elif method == "Page.javascriptDialogOpening":
             # A dialog would stop the page for ever.
             self._post("Page.handleJavaScriptDialog", {"accept": True})
-        elif method in {"Inspector.targetCrashed", "Inspector.detached"}:
+        elif method in {"Inspector.targetCrashed", GONE}:
             self.is_crashed = True
             self._devtools.forget(self._session_id)
             self._wake()

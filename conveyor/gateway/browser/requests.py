@@ -107,7 +107,8 @@ class RequestLog:
                 self._on_change()
 
     def _begin(self, event: _NetworkEvent) -> None:
-        if event.type in _STREAMS:
+        # The end of a worker's own script is an event of the worker, and not of the page.
+        if event.type in _STREAMS or event.request.url.startswith(("blob:", "data:")):
             return
         self._pending.add(event.request_id)
         if event.type in {"XHR", "Fetch"} and len(self._logged) < LOGGED_MAX:

@@ -1,0 +1,197 @@
+"""What does a rendered page cost at our gateway, beside Playwright and crawlee?
+(docs/gateway.md, Browsers)
+
+Each arm renders the same page of a local shop, whose list a script fetches, each page in a fresh
+context. The CPU time is that of all processes of the arm, browsers included, from start to end: a
+subreaper waits for each of them. The site is another process.
+
+    python -m bench render --pages 60 --together 2
+    python -m bench render --pages 1000 --arms gateway     memory and time by hundreds of pages
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import importlib.util
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import click
+import trio
+
+from conveyor.domain.submit.target import TargetPolicy
+from conveyor.gateway.browser.chromium import find_chromium
+from conveyor.gateway.browser.pool import BrowserPool, measure_groups
+from conveyor.gateway.guarding_proxy import GuardingProxy
+from tests.gateway.browsers import a_rendering, running_pool
+from tests.gateway.site import serve_site
+
+ARMS = ("gateway", "playwright", "crawlee")
+SELECTOR = ".product"
+_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
+
+
+@click.command()
+@click.option("--pages", default=60, show_default=True, help="Pages of each arm.")
+@click.option("--together", default=2, show_default=True, help="Pages at the same time.")
+@click.option("--arms", default=",".join(ARMS), show_default=True)
+@click.option("--only", hidden=True, help="Runs one arm against this URL.")
+def main(pages: int, together: int, arms: str, only: str | None) -> None:
+    if only is not None:
+        _run_arm(arms, only, pages, together)
+        return
+    costs: dict[str, float] = {}
+    with serve_site() as site:
+        for arm in arms.split(","):
+            if arm == "crawlee" and importlib.util.find_spec("crawlee") is None:
+                print("crawlee     is not installed: pip install 'crawlee[playwright]'")
+                continue
+            command = [sys.executable, "-m", "bench", "render", "--only", f"{site.url}/"]
+            sizes = ["--pages", str(pages), "--together", str(together), "--arms", arm]
+            done = subprocess.run([*command, *sizes], capture_output=True, text=True, check=False)
+            print(done.stdout, end="")
+            if done.returncode:
+                print(f"{arm} failed: {done.stderr[-500:]}")
+            else:
+                costs[arm] = float(done.stdout.rpartition("cpu/page ")[2].split()[0])
+    for arm, cost in costs.items():
+        if arm != "gateway" and "gateway" in costs:
+            print(f"CPU of a page, gateway / {arm}: {costs['gateway'] / cost:.2f}")
+
+
+def _run_arm(arm: str, url: str, pages: int, together: int) -> None:
+    """Runs the arm in a child, and waits for every process that it leaves."""
+    ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+    began_at = time.monotonic()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            _ARMS[arm](url, pages, together)
+            status = 0
+        finally:
+            sys.stdout.flush()
+            os._exit(status)
+    statuses = {}
+    while True:
+        try:
+            process_id, status = os.wait()
+        except ChildProcessError:
+            break
+        statuses[process_id] = status
+    seconds = time.monotonic() - began_at
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cost_ms = (usage.ru_utime + usage.ru_stime) / pages * 1000
+    print(f"{arm:11} {pages * 60 / seconds:6.0f} pages/min, cpu/page {cost_ms:.0f} ms", flush=True)
+    sys.exit(1 if statuses[child] else 0)
+
+
+def _run_gateway(url: str, pages: int, together: int) -> None:
+    trio.run(_render_in_pool, url, pages, together)
+
+
+async def _render_in_pool(url: str, pages: int, together: int) -> None:
+    call = a_rendering(url, {"wait_for": SELECTOR})
+    proxy = GuardingProxy(TargetPolicy(allow_private=True))
+    async with running_pool(proxy, pages_max=together) as pool:
+        left = iter(range(1, pages + 1))
+
+        async def render_some() -> None:
+            for number in left:
+                page = await pool.render(call)
+                assert page.body.count(b'class="product"') == 20
+                if number % 100 == 0:
+                    print(f"    {number:5} pages: {_memory_mb(pool)}", flush=True)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(together):
+                nursery.start_soon(render_some)
+        print(f"gateway     memory at the end: {_memory_mb(pool)}")
+
+
+def _memory_mb(pool: BrowserPool) -> str:
+    with open("/proc/self/statm") as statm:
+        own = int(statm.read().split()[1]) * 4096
+    browsers = sum(measure_groups(frozenset(pool.browser_ids)).values())
+    return f"browsers {browsers / 1e6:.0f} MB, gateway {own / 1e6:.0f} MB"
+
+
+def _run_playwright(url: str, pages: int, together: int) -> None:
+    async def run() -> None:
+        from playwright.async_api import async_playwright
+
+        async with async_playwright() as playwright:
+            browser = await playwright.chromium.launch(
+                executable_path=_chromium(), args=["--no-sandbox"]
+            )
+
+            async def render() -> None:
+                context = await browser.new_context()
+                page = await context.new_page()
+                await page.goto(url)
+                await page.wait_for_selector(SELECTOR, state="attached")
+                assert (await page.content()).count('class="product"') == 20
+                await context.close()
+
+            await _together(render, pages, together)
+            await browser.close()
+
+    asyncio.run(run())
+
+
+def _run_crawlee(url: str, pages: int, together: int) -> None:
+    async def run() -> None:
+        from crawlee import ConcurrencySettings, Request
+        from crawlee.crawlers import PlaywrightCrawler
+
+        crawler: Any = PlaywrightCrawler(
+            use_incognito_pages=True,
+            browser_launch_options={"executable_path": _chromium(), "args": ["--no-sandbox"]},
+            concurrency_settings=ConcurrencySettings(
+                min_concurrency=together, desired_concurrency=together, max_concurrency=together
+            ),
+        )
+        done: list[str] = []
+
+        async def handle(context: Any) -> None:
+            page = context.page
+            await page.wait_for_selector(SELECTOR, state="attached")
+            assert (await page.content()).count('class="product"') == 20
+            done.append(url)
+
+        crawler.router.default_handler(handle)
+
+        requests = [Request.from_url(url, unique_key=str(number)) for number in range(pages)]
+        await crawler.run(requests)
+        assert len(done) == pages
+
+    asyncio.run(run())
+
+
+async def _together(render: Callable[[], Awaitable[None]], pages: int, together: int) -> None:
+    left = iter(range(pages))
+
+    async def render_some() -> None:
+        for _ in left:
+            await render()
+
+    await asyncio.gather(*(render_some() for _ in range(together)))
+
+
+def _chromium() -> str:
+    path = find_chromium(None, os.environ)
+    assert path is not None, "Chromium is not installed"
+    return path
+
+
+_ARMS = {
+    "gateway": _run_gateway,
+    "playwright": _run_playwright,
+    "crawlee": _run_crawlee,
+}
