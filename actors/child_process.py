@@ -30,12 +30,16 @@ class ProcessEnded(Exception):
 class WorkerProcess:
     command: Sequence[str]
     environ: Mapping[str, str]
+    pass_fds: Sequence[int] = ()
 
     async def run(self) -> None:
         # The process reads its standard input. When this process ends in any way, the pipe closes
         # and the other process ends too.
         process = await trio.lowlevel.open_process(
-            self.command, env=dict(self.environ), stdin=subprocess.PIPE
+            self.command,
+            env=dict(self.environ),
+            stdin=subprocess.PIPE,
+            pass_fds=self.pass_fds,
         )
         try:
             code = await process.wait()

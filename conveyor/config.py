@@ -85,6 +85,9 @@ class GatewaySettings:
     gateway_proxies: Path | None = None
     #: The program that renders pages; by default the Chromium of the system or of Playwright.
     chromium: str | None = None
+    #: The URL of a gateway for pages that need a browser, while all others are fetched directly.
+    #: `dev` and `scrape` start one by themselves if Chromium is installed.
+    renderer_url: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -357,6 +360,7 @@ def _gateway_settings(read: _Reader) -> GatewaySettings:
         ),
         gateway_proxies=read("CONVEYOR_GATEWAY_PROXIES", "", _path_if_given),
         chromium=read("CONVEYOR_CHROMIUM", "", str) or None,
+        renderer_url=read("CONVEYOR_RENDERER_URL", "", str) or None,
     )
 
 
@@ -383,6 +387,7 @@ def environ_of(settings: Settings) -> dict[str, str]:
         "CONVEYOR_GATEWAY_URL": settings.gateway_url,
         "CONVEYOR_CREDIT_COST": f"{(settings.credit_micros or 0) / MICROS:.6f}",
         "CONVEYOR_ALLOW_PRIVATE_TARGETS": "on" if settings.allow_private_targets else "off",
+        "CONVEYOR_RENDERER_URL": settings.gateway.renderer_url or "",
         "CONVEYOR_SECRET_KEY": settings.secret_key or "",
         "CONVEYOR_CONCURRENCY": str(settings.concurrency),
         "CONVEYOR_BODY_MEMORY_MB": str(settings.body_memory_mb or ""),

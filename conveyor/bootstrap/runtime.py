@@ -37,9 +37,9 @@ from actors.tree import (
 from conveyor import __version__
 from conveyor.api.server.auth import Authenticator, KeyList, Origins, Passthrough, WatchedKeys
 from conveyor.bootstrap.body_memory import body_limits
+from conveyor.bootstrap.local_gateway import add_renderer, find_support
 from conveyor.config import BadSettings, KeyFile, Settings, environ_of, load_otlp_settings
 from conveyor.domain import ids, limits
-from conveyor.domain.submit.scraper_params import REMOTE_SUPPORT
 from conveyor.domain.submit.target import TargetPolicy
 from conveyor.engines.executor import COMPUTE_THREADS_MAX, ThreadExecutor
 from conveyor.engines.http.direct import DirectGateway
@@ -55,7 +55,7 @@ from conveyor.engines.system import (
     refuse_lost_secret,
     secret_of,
 )
-from conveyor.gateway.content import direct_support, open_processor
+from conveyor.gateway.content import open_processor
 from conveyor.http_client.connection_limits import PoolLimits
 from conveyor.http_client.pool import HttpPool
 from conveyor.ports.blobs import Blobs
@@ -483,7 +483,7 @@ def make_env(
             shard_count=settings.shard_count,
             max_inflight=settings.max_inflight,
             targets=targets if settings.gateway_url == DIRECT else None,
-            gateway=direct_support() if settings.gateway_url == DIRECT else REMOTE_SUPPORT,
+            gateway=find_support(settings),
             has_gateway_key=has_key(settings.gateway_url),
             webhooks=targets,
             knows_costs=settings.gateway_url == DIRECT or settings.credit_micros is not None,
@@ -522,7 +522,9 @@ def _gateway(settings: Settings, env: Context) -> Iterator[Gateway]:
     targets = _targets(settings) if is_direct else TargetPolicy(allow_private=True)
     with _pool(targets, _pool_limits(settings)) as pool, open_processor(env.executor) as processor:
         if is_direct:
-            yield DirectGateway(pool, now=env.now, processor=processor)
+            direct = DirectGateway(pool, now=env.now, processor=processor)
+            with add_renderer(direct, settings, now=env.now) as gateway:
+                yield gateway
         else:
             price = settings.credit_micros
             yield ZenrowsGateway(pool, settings.gateway_url, now=env.now, credit_micros=price)
@@ -548,8 +550,7 @@ def _pool_limits(settings: Settings) -> PoolLimits:
         # As many as there are slots: connections of one caller must not keep another caller from
         # the same site.
         connections_per_origin_max=slots_count(settings.concurrency),
-        # A remote gateway may be silent for as long as a page takes; the total deadline still
-        # applies.
+        # A remote gateway may be silent for as long as a page takes.
         read_timeout_s=60.0 if settings.gateway_url == DIRECT else limits.SCRAPE_DEADLINE_S,
     )
 

@@ -9,15 +9,17 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
+from conveyor.bootstrap.local_gateway import add_renderer, can_start_renderer, find_support
 from conveyor.config import Settings
 from conveyor.domain import limits
-from conveyor.domain.submit.scraper_params import REMOTE_SUPPORT, GatewaySupport
+from conveyor.domain.submit.scraper_params import GatewaySupport
 from conveyor.domain.submit.target import TargetPolicy
 from conveyor.engines.executor import COMPUTE_THREADS_MAX, ThreadExecutor
 from conveyor.engines.http.direct import DirectGateway
 from conveyor.engines.http.proxy import Connections, RotatingGateway, parse_proxy, proxied_gateway
-from conveyor.gateway.content import direct_support, open_processor
+from conveyor.gateway.content import open_processor
 from conveyor.http_client.connection_limits import PoolLimits
 from conveyor.http_client.pool import HttpPool, default_tls
 from conveyor.ports.gateway import Gateway
@@ -69,12 +71,16 @@ def open_scrape_gateway(
             yield RotatingGateway(proxied)
         else:
             processor = stack.enter_context(open_processor(executor))
-            yield DirectGateway(pool(policy), now=now, processor=processor)
+            direct = DirectGateway(pool(policy), now=now, processor=processor)
+            yield stack.enter_context(add_renderer(direct, settings, now=now))
 
 
-def find_support(settings: Settings) -> GatewaySupport:
-    """Returns what the gateway that the settings name does for a scrape."""
-    return direct_support() if settings.gateway_url == DIRECT else REMOTE_SUPPORT
+def find_scrape_support(settings: Settings, *, has_proxies: bool) -> GatewaySupport:
+    """Returns what the gateway that the settings name does for a scrape, which starts a browser
+    itself. Proxies are for direct fetches."""
+    if has_proxies:
+        settings = replace(settings, gateway=replace(settings.gateway, renderer_url=None))
+    return find_support(settings, can_render=not has_proxies and can_start_renderer(settings))
 
 
 def check_proxy(text: str) -> None:

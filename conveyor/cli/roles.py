@@ -15,10 +15,12 @@ from typing import TypeVar
 import click
 import trio
 
+from actors.child_process import STOP_S
 from actors.demand_reporter import DemandReporter
 from actors.runtime import Child, Strategy, Supervisor
 from conveyor.api.server.server import GRACE_S, HttpServer
 from conveyor.bootstrap.gateway import open_fetch_service
+from conveyor.bootstrap.local_gateway import LocalGateway
 from conveyor.bootstrap.runtime import (
     SHARED_ENGINES,
     Runtime,
@@ -78,6 +80,8 @@ def dev(settings: Settings, processes: int, host: str | None, port: int | None) 
 
 
 async def _run_dev(settings: Settings, processes: int) -> None:
+    local = LocalGateway.prepare(settings, SystemRandom())
+    settings = settings if local is None else local.settings
     async with open_runtime(settings, role="dev") as world:
         server = HttpServer(
             make_app=lambda ready: world.app(
@@ -93,6 +97,7 @@ async def _run_dev(settings: Settings, processes: int) -> None:
         supervisor: Supervisor = world.service(
             *([inspection_child(world, "dev", lambda: supervisor)] if is_owner else []),
             *world.helper_processes(processes - 1),
+            *([Child("local_gateway", run=local.run, stop_grace_s=STOP_S + 1.0)] if local else []),
             Child("http_server", run=server.run, reports_ready=True, stop_grace_s=GRACE_S + 2.0),
         )
         async with trio.open_nursery() as nursery:
@@ -264,19 +269,21 @@ async def _cancel_at_end_of_input(scope: trio.CancelScope) -> None:
 
 @click.command()
 @address_options
+@click.option("--inherit", type=int, hidden=True, help="Descriptor of a listening socket.")
 @click.pass_obj
-def gateway(settings: Settings, host: str | None, port: int | None) -> None:
+def gateway(settings: Settings, host: str | None, port: int | None, inherit: int | None) -> None:
     """Run our own gateway, which fetches and renders pages for workers and the SDK.
 
     Workers use it with CONVEYOR_GATEWAY_URL=http://HOST:PORT/v1/.
     """
     settings = at_address(settings, host, port)
     _set_up_logging(settings, settings.log)
-    refuse_taken_port(settings.host, settings.port)
-    run_command(_run_gateway, settings)
+    if inherit is None:
+        refuse_taken_port(settings.host, settings.port)
+    run_command(_run_gateway, settings, inherit)
 
 
-async def _run_gateway(settings: Settings) -> None:
+async def _run_gateway(settings: Settings, inherit: int | None) -> None:
     async with (
         open_fetch_service(settings, SystemRandom()) as world,
         trio.open_nursery() as nursery,
@@ -287,6 +294,7 @@ async def _run_gateway(settings: Settings) -> None:
             port=settings.port,
             on_listening=lambda url: click.echo(f"The gateway is listening on {url}/v1/", err=True),
             head_limits=HEAD_LIMITS,
+            listeners=[] if inherit is None else [_inherited(inherit)],
         )
         supervisor = Supervisor(
             "gateway",
@@ -300,8 +308,16 @@ async def _run_gateway(settings: Settings) -> None:
         )
         drain = partial(_drain_api, server, settings)
         nursery.start_soon(cancel_on_signal, nursery.cancel_scope, STOP_S_MAX, drain)
+        if inherit is not None:
+            nursery.start_soon(_cancel_at_end_of_input, nursery.cancel_scope)
         nursery.start_soon(end_if_failed, supervisor)
         await supervisor.run()
+
+
+def _inherited(descriptor: int) -> trio.SocketListener:
+    listener = socket.socket(fileno=descriptor)
+    listener.setblocking(False)
+    return trio.SocketListener(trio.socket.from_stdlib_socket(listener))
 
 
 # `conveyor init`: creates the resources of a shared engine that do not exist yet

@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from conveyor.domain.submit.scraper_params import (
+    OF_THE_BROWSER,
     PARAMS,
     GatewaySupport,
     InvalidParam,
@@ -59,8 +60,6 @@ _ONLY_OF_CALLS = {
     "window_height": "1080",
     "window_width": "1920",
 }
-# Without a browser they would change nothing.
-_OF_THE_BROWSER = ("block_resources", "js_instructions", "json_response", "wait", "wait_for")
 
 
 class Screenshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,7 +189,9 @@ def _rendering_from(
             raise bad_parameter(f"mode=auto chooses {name} by itself.")
     chooses = "mode" in values and method == "GET"
     if not _is_on(values, "js_render") and not chooses:
-        needing = [name for name in _OF_THE_BROWSER if values.get(name, "").lower() not in _OFF]
+        needing = [
+            name for name in sorted(OF_THE_BROWSER) if values.get(name, "").lower() not in _OFF
+        ]
         needing += ["response_type=pdf"] if is_pdf else []
         needing += ["screenshot"] if has_screenshot else []
         if needing:

@@ -384,10 +384,10 @@ def headers_from(arguments: Mapping[str, Any]) -> dict[str, str]:
     return headers
 
 
-def _support(settings: Settings) -> GatewaySupport:
-    from conveyor.bootstrap.scrape import find_support
+def _support(settings: Settings, arguments: Mapping[str, Any]) -> GatewaySupport:
+    from conveyor.bootstrap.scrape import find_scrape_support
 
-    return find_support(settings)
+    return find_scrape_support(settings, has_proxies=bool(arguments.get("proxy")))
 
 
 def options_from(settings: Settings, arguments: Mapping[str, Any]) -> ScrapeOptions:
@@ -400,7 +400,7 @@ def options_from(settings: Settings, arguments: Mapping[str, Any]) -> ScrapeOpti
     try:
         check_pattern(arguments["name"])
         checked = check_params(params)
-        _support(settings).check(checked.values)
+        _support(settings, arguments).check(checked.values)
     except (BadPattern, InvalidParam) as error:
         raise click.UsageError(str(error)) from None
     return ScrapeOptions(
@@ -492,7 +492,7 @@ def _read(
         sources,
         input_options_from(arguments, is_direct=is_direct),
         targets,
-        _support(settings),
+        _support(settings, arguments),
         lambda count: display.phase(f"Reading {sources[0]}: {count:,} lines"),
     )
     name = "standard input" if sources[0] == "-" else sources[0]

@@ -8,14 +8,16 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from random import SystemRandom
 from typing import TYPE_CHECKING, Protocol
 
 import click
 import msgspec
 import trio
 
+from conveyor.bootstrap.local_gateway import LocalGateway
 from conveyor.bootstrap.scrape import DIRECT, open_scrape_gateway
 from conveyor.cli.scrape.budget import SpendingLimit
 from conveyor.cli.scrape.display import (
@@ -305,6 +307,7 @@ class _Worker:
     plan: Plan
     folder: Folder
     slots: int
+    local: LocalGateway | None
 
     @contextmanager
     def gateway(self) -> Iterator[Gateway]:
@@ -360,7 +363,11 @@ class _Worker:
 def _fetch(folder: Folder, plan: Plan, scraper: Scraper, order: Order, display: Display) -> None:
     count = order.processes or useful_processes(len(plan.pending), plan.options)
     slots = -(-min(plan.options.concurrency, len(plan.pending)) // count)
-    worker = _Worker(order, plan, folder, slots)
+    # Before the helpers are forked: they use the same renderer.
+    local = None if plan.options.proxies else LocalGateway.prepare(order.settings, SystemRandom())
+    if local is not None:
+        order = replace(order, settings=local.settings)
+    worker = _Worker(order, plan, folder, slots, local)
     # Rows and answers are freed by reference counts; the modules stay for ever.
     gc.freeze()
     gc.set_threshold(50_000, 20, 10)
@@ -388,6 +395,8 @@ async def _fetch_all(
             nursery.start_soon(_interrupt_on_signal, scraper, scope)
             nursery.start_soon(_show, scraper, plan, display)
             nursery.start_soon(_serve_snapshots, worker, scraper)
+            if worker.local is not None:
+                nursery.start_soon(worker.local.run)
             await nursery.start(scraper.run, gateway)
             fetcher = worker.start_writer(nursery, gateway, scraper)
             async with trio.open_nursery() as fetches:

@@ -135,6 +135,9 @@ OUTPUTS = frozenset(
         "videos",
     }
 )
+OF_THE_BROWSER = frozenset(
+    {"block_resources", "js_instructions", "js_render", "json_response", "wait", "wait_for"}
+)
 # A parameter with one of these values asks for nothing.
 _OFF = frozenset({"", "false", "0"})
 NOT_WITH_POST = frozenset({"js_render", "js_instructions", "json_response"})
@@ -207,6 +210,8 @@ class GatewaySupport:
     """
 
     honoured: frozenset[str]
+    #: What the gateway does with a page that needs a browser, if it sends such pages elsewhere.
+    rendering: GatewaySupport | None = None
     check_selector: Callable[[str], str | None] | None = None
 
     def find_unsupported(self, params: Mapping[str, str]) -> list[str]:
@@ -226,13 +231,27 @@ class GatewaySupport:
 
         `job_params` are those of the job, if `params` are those of a line.
         """
+        if self.rendering is not None and needs_browser({**job_params, **params}):
+            self.rendering.check(params, job_params)
+            return
         for key in self.find_unsupported(params):
             raise InvalidParam("unsupported_param", key, _remedy(key, params[key]))
         if self.check_selector is not None:
             _check_extraction(params, job_params, self.check_selector)
 
 
+def needs_browser(params: Mapping[str, str]) -> bool:
+    return params.get("js_render", "").lower() not in _OFF
+
+
 def _remedy(key: str, value: str) -> str:
+    if key in OF_THE_BROWSER or value == "pdf":
+        return (
+            f"{key} needs js_render and a browser: with Chromium installed (apt install chromium, "
+            "or pip install 'conveyor[browser]' and playwright install chromium), `conveyor dev`, "
+            "`scrape` and `gateway` render pages; or set CONVEYOR_GATEWAY_URL. Here, pages are "
+            "fetched directly."
+        )
     remote = "a gateway that can do this (CONVEYOR_GATEWAY_URL). Here, pages are fetched directly."
     if key in EXTRACTING and value != "pdf":
         return f"{key} needs `pip install 'conveyor[gateway]'` where Conveyor runs, or {remote}"
