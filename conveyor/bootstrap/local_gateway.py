@@ -77,6 +77,8 @@ class LocalGateway:
                 "CONVEYOR_AUTH": "keys",
                 "CONVEYOR_API_KEYS": self.key,
                 "CONVEYOR_API_KEYS_FILE": "",
+                # The caller reports failed pages; the terminal of `scrape` shows its progress.
+                "CONVEYOR_LOG_LEVEL": "warning",
                 # Its only caller waits for a place instead of being refused one.
                 "CONVEYOR_GATEWAY_CALLS": str(limits.GATEWAY_CALLS_MAX),
             },

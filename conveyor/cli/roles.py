@@ -81,7 +81,15 @@ def dev(settings: Settings, processes: int, host: str | None, port: int | None) 
 
 async def _run_dev(settings: Settings, processes: int) -> None:
     local = LocalGateway.prepare(settings, SystemRandom())
-    settings = settings if local is None else local.settings
+    if local is None:
+        await _serve_dev(settings, processes)
+        return
+    with local.listener:
+        child = Child("local_gateway", run=local.run, stop_grace_s=STOP_S + 1.0)
+        await _serve_dev(local.settings, processes, child)
+
+
+async def _serve_dev(settings: Settings, processes: int, *also: Child) -> None:
     async with open_runtime(settings, role="dev") as world:
         server = HttpServer(
             make_app=lambda ready: world.app(
@@ -97,7 +105,7 @@ async def _run_dev(settings: Settings, processes: int) -> None:
         supervisor: Supervisor = world.service(
             *([inspection_child(world, "dev", lambda: supervisor)] if is_owner else []),
             *world.helper_processes(processes - 1),
-            *([Child("local_gateway", run=local.run, stop_grace_s=STOP_S + 1.0)] if local else []),
+            *also,
             Child("http_server", run=server.run, reports_ready=True, stop_grace_s=GRACE_S + 2.0),
         )
         async with trio.open_nursery() as nursery:
@@ -292,7 +300,7 @@ async def _run_gateway(settings: Settings, inherit: int | None) -> None:
             make_app=world.app,
             host=settings.host,
             port=settings.port,
-            on_listening=lambda url: click.echo(f"The gateway is listening on {url}/v1/", err=True),
+            on_listening=_announce_gateway if inherit is None else lambda _: None,
             head_limits=HEAD_LIMITS,
             listeners=[] if inherit is None else [_inherited(inherit)],
         )
@@ -312,6 +320,10 @@ async def _run_gateway(settings: Settings, inherit: int | None) -> None:
             nursery.start_soon(_cancel_at_end_of_input, nursery.cancel_scope)
         nursery.start_soon(end_if_failed, supervisor)
         await supervisor.run()
+
+
+def _announce_gateway(url: str) -> None:
+    click.echo(f"The gateway is listening on {url}/v1/", err=True)
 
 
 def _inherited(descriptor: int) -> trio.SocketListener:

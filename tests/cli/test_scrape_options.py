@@ -367,11 +367,11 @@ def test_a_parameter_that_needs_a_gateway_is_refused_before_anything_is_fetched(
     line = {"url": site.url("/a"), "params": {"extract": "auto"}}
     (tmp_path / "list.ndjson").write_text(json.dumps(line))
 
-    named = run(site.url("/a"), "--param", "js_render=true")
+    named = run(site.url("/a"), "--param", "premium_proxy=true")
     listed = run("list.ndjson")
 
     assert (named.exit_code, listed.exit_code) == (2, 1)
-    assert "js_render needs a gateway that can do this (CONVEYOR_GATEWAY_URL)" in named.output
+    assert "premium_proxy needs a gateway that can do this (CONVEYOR_GATEWAY_URL)" in named.output
     assert "line 1: unsupported_param: extract" in listed.output
     assert site.asked == []
 

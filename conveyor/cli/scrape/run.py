@@ -54,6 +54,7 @@ from conveyor.cli.scrape.pages import (
 from conveyor.cli.scrape.scraper import Ending, Scraper
 from conveyor.config import Settings
 from conveyor.domain.budget import BudgetCap
+from conveyor.domain.submit.scraper_params import needs_browser
 from conveyor.ports.gateway import Gateway
 
 if TYPE_CHECKING:
@@ -364,7 +365,9 @@ def _fetch(folder: Folder, plan: Plan, scraper: Scraper, order: Order, display: 
     count = order.processes or useful_processes(len(plan.pending), plan.options)
     slots = -(-min(plan.options.concurrency, len(plan.pending)) // count)
     # Before the helpers are forked: they use the same renderer.
-    local = None if plan.options.proxies else LocalGateway.prepare(order.settings, SystemRandom())
+    local = None
+    if any(needs_browser({**plan.options.params, **(page.params or {})}) for page in plan.pages):
+        local = LocalGateway.prepare(order.settings, SystemRandom())
     if local is not None:
         order = replace(order, settings=local.settings)
     worker = _Worker(order, plan, folder, slots, local)
@@ -377,6 +380,8 @@ def _fetch(folder: Folder, plan: Plan, scraper: Scraper, order: Order, display: 
     finally:
         for helper in helpers:
             helper.stop()
+        if local is not None:
+            local.listener.close()
 
 
 async def _fetch_all(

@@ -247,10 +247,10 @@ def needs_browser(params: Mapping[str, str]) -> bool:
 def _remedy(key: str, value: str) -> str:
     if key in OF_THE_BROWSER or value == "pdf":
         return (
-            f"{key} needs js_render and a browser: with Chromium installed (apt install chromium, "
-            "or pip install 'conveyor[browser]' and playwright install chromium), `conveyor dev`, "
-            "`scrape` and `gateway` render pages; or set CONVEYOR_GATEWAY_URL. Here, pages are "
-            "fetched directly."
+            f"{key} needs a gateway with a browser. `conveyor dev`, `scrape` and `gateway` render "
+            "pages if Chromium is installed (apt install chromium, or pip install "
+            "'conveyor[browser]' and playwright install chromium), and CONVEYOR_GATEWAY_URL names "
+            "a gateway elsewhere. Here, pages are fetched directly."
         )
     remote = "a gateway that can do this (CONVEYOR_GATEWAY_URL). Here, pages are fetched directly."
     if key in EXTRACTING and value != "pdf":
