@@ -24,7 +24,6 @@ from conveyor.config import Settings, environ_of, program_environ
 from conveyor.domain import limits
 from conveyor.domain.budget import Price
 from conveyor.domain.submit.scraper_params import (
-    OWN_SUPPORT,
     REMOTE_SUPPORT,
     GatewaySupport,
     needs_browser,
@@ -32,7 +31,7 @@ from conveyor.domain.submit.scraper_params import (
 from conveyor.domain.submit.target import TargetPolicy
 from conveyor.engines.http.zenrows import ZenrowsGateway
 from conveyor.gateway.browser.chromium import find_chromium
-from conveyor.gateway.content import direct_support
+from conveyor.gateway.content import direct_support, own_support
 from conveyor.http_client.connection_limits import PoolLimits
 from conveyor.http_client.pool import HttpPool
 from conveyor.ports.gateway import Deferred, Gateway, Outcome, ScrapeRequest
@@ -104,7 +103,7 @@ def find_support(settings: Settings, *, can_render: bool = False) -> GatewaySupp
         return REMOTE_SUPPORT
     if settings.gateway.renderer_url is None and not can_render:
         return direct_support()
-    return replace(direct_support(), rendering=OWN_SUPPORT)
+    return replace(direct_support(), rendering=own_support())
 
 
 @contextmanager

@@ -215,7 +215,7 @@ def _rendering_from(
 
 def _tries_plain(values: Mapping[str, str], own: Mapping[str, str]) -> bool:
     """What only a browser can do needs no plain fetch first."""
-    needs_browser = any(values.get(name, "").lower() not in _OFF for name in _OF_THE_BROWSER)
+    needs_browser = any(values.get(name, "").lower() not in _OFF for name in OF_THE_BROWSER)
     changes_page = values.get("response_type") == "pdf" or own != _ONLY_OF_CALLS
     return "mode" in values and not (needs_browser or changes_page)
 

@@ -241,6 +241,9 @@ class GatewaySupport:
 
 
 def needs_browser(params: Mapping[str, str]) -> bool:
+    """Returns whether a browser renders the page, or may, as with `mode=auto`."""
+    if "mode" in params:
+        return True
     return params.get("js_render", "").lower() not in _OFF
 
 
