@@ -547,8 +547,7 @@ def _pool_limits(settings: Settings) -> PoolLimits:
     return msgspec.structs.replace(
         body_limits(settings),
         connections_max=2 * slots_count(settings.concurrency) + 64,
-        # As many as there are slots: connections of one caller must not keep another caller from
-        # the same site.
+        # As many as there are slots, so that one caller cannot keep another from a site.
         connections_per_origin_max=slots_count(settings.concurrency),
         # A remote gateway may be silent for as long as a page takes.
         read_timeout_s=60.0 if settings.gateway_url == DIRECT else limits.SCRAPE_DEADLINE_S,
