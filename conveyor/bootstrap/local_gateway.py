@@ -103,7 +103,7 @@ def find_support(settings: Settings, *, can_render: bool = False) -> GatewaySupp
         return REMOTE_SUPPORT
     if settings.gateway.renderer_url is None and not can_render:
         return direct_support()
-    return replace(direct_support(), rendering=own_support())
+    return replace(direct_support(), rendering=own_support({}))
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from conveyor.engines.executor import ThreadExecutor
 from conveyor.gateway.browser.chromium import Launcher, find_chromium
 from conveyor.gateway.browser.pool import BrowserPool
 from conveyor.gateway.call import Call, call_from
+from conveyor.gateway.content import own_support
 from conveyor.gateway.guarding_proxy import GuardingProxy
 
 
@@ -31,4 +32,4 @@ async def running_pool(
 
 def a_rendering(url: str, params: Mapping[str, str] | None = None) -> Call:
     query = {"url": url, "js_render": "true", **(params or {})}
-    return call_from("GET", query, [], b"", partition="anna")
+    return call_from("GET", query, [], b"", partition="anna", support=own_support({}))
