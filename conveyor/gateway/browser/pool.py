@@ -16,6 +16,7 @@ import logging
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,6 +42,8 @@ CRASHES_MAX = 2
 # A browser that has not answered by then does not start at all: a library or memory is missing.
 START_S = 30.0
 WATCH_S = 2.0
+# The time between the end of the first process of a browser and the end of its pipe.
+ENDING_S = 1.0
 # A recycled browser whose pages never end is killed.
 RETIRE_S = 180.0
 
@@ -109,6 +112,9 @@ class BrowserPool:
             try:
                 return await self._render_in(slot, call, port)
             except PageCrashed:
+                if await _is_ending(slot):
+                    slot.retire()
+                    continue
                 crash_count += 1
                 if crash_count >= CRASHES_MAX:
                     detail = "the page crashed its process, or needed too much memory"
@@ -185,6 +191,14 @@ class BrowserPool:
                     slot.browser.kill()
                 elif size_bytes > self._memory_bytes_max:
                     slot.retire()
+
+
+async def _is_ending(slot: _Slot) -> bool:
+    """Whether the page crashed because its whole browser ends: its processes end one by one."""
+    with trio.move_on_after(ENDING_S), suppress(BrowserGone):
+        if slot.browser is not None:
+            await slot.browser.devtools.wait_gone()
+    return slot.browser is None or slot.browser.devtools.is_gone
 
 
 def measure_groups(group_ids: frozenset[int]) -> Mapping[int, int]:
