@@ -12,6 +12,7 @@ from typing import Any
 
 import trio
 
+from conveyor.domain.changes import CrossingKey
 from conveyor.domain.model import JobStatus, Run, RunStatus
 from conveyor.simulation.backends.snapshot import Changed, Snapshot, compare, idle_runs
 from conveyor.simulation.backends.storage_dump import StoredItem
@@ -39,6 +40,11 @@ class StateChange:
 
     def changed(self, kind: type) -> list[Changed]:
         return [change for change in self.changes if change.kind is kind]
+
+    def is_unfinished(self, job_id: str) -> bool:
+        """Whether the second part of a change of this job was not written: then nobody was told of
+        the change, and what it forbids may still happen."""
+        return (job_id,) in self.before.rows[CrossingKey]
 
     def is_deleted(self, run: Run) -> bool:
         """Whether it was, or its job: then its rows go one by one."""

@@ -27,7 +27,7 @@ from conveyor.simulation.profiles import EVEN, with_profile
 
 ENGINES = ("memory", "embedded", "aws")
 """Those that a seed draws from. One more here would make every seed another world."""
-ALL_ENGINES = (*ENGINES, "postgres")
+ALL_ENGINES = (*ENGINES, "postgres", "mixed")
 SAFETY_S = (50.0, 100.0, 200.0)
 CALLS_MAX = 300_000
 SWEEP_S = 15.0
@@ -176,7 +176,7 @@ def draw(seed: int, *, engine: str | None = None, hours: float | None = None) ->
         max_inflight=int(buggified(10, 1)),
         receive_max=int(buggified(20, 1)),
         # On AWS a sweep is a hundred calls.
-        sweep_s=buggified(SWEEP_S, 5.0 if chosen == "aws" else 1.0),
+        sweep_s=buggified(SWEEP_S, 5.0 if chosen in {"aws", "mixed"} else 1.0),
         look_s=random.choice((5.0, 10.0, 20.0)),
         offset_s=random.choice((0.0, 0.0, 5.0)),
         drift=random.choice((0.0, 0.0, 200e-6)),

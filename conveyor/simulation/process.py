@@ -236,7 +236,7 @@ class Process:
         env = make_env(settings, ports, self.clock, self.random, mail, InlineExecutor())
         config = replace(
             env.config,
-            at_once_max=options.at_once_max,
+            at_once_max=0 if options.engine == "mixed" else options.at_once_max,
             chunk_tasks=options.chunk_tasks,
             cadence=_cadence(options),
             shares_runs=not stage.backend.is_one_machine,

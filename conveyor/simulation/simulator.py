@@ -20,7 +20,7 @@ import trio
 from actors.queue_discovery import DELTA_S
 from conveyor.api.server.app import OUTAGE_LOGGED
 from conveyor.domain import limits
-from conveyor.domain.changes import ScrubKey
+from conveyor.domain.changes import CrossingKey, ScrubKey
 from conveyor.domain.lifecycle import EXPORT_UNDONE, RUN_LIVE
 from conveyor.domain.model import NoticeStatus, PauseState, Run
 from conveyor.ports.errors import Unavailable
@@ -132,7 +132,7 @@ class _Simulation:
             sees_leases=options.check_every == 1 and not has_wrong_clocks,
             workers_count=options.workers_count,
             sweep_s=options.sweep_s,
-            scan_s=DELTA_S if options.engine == "aws" and not options.has_redis else 0.0,
+            scan_s=DELTA_S if options.engine in {"aws", "mixed"} and not options.has_redis else 0.0,
             steps_clocks=options.step_s > 0,
             is_orderly=options.neighbours.is_orderly,
             has_gateway=options.has_gateway,
@@ -201,6 +201,10 @@ class _Simulation:
             from conveyor.simulation.backends.postgres import PostgresBackend
 
             return PostgresBackend(self._options, random), None
+        if self._options.engine == "mixed":
+            from conveyor.simulation.backends.mixed import MixedBackend
+
+            return MixedBackend(self._options, faults, random), None
         return MemoryBackend(random), None
 
     async def _safety(
@@ -322,6 +326,7 @@ def _is_at_rest(stage: SimContext) -> bool:
         any(notice.status is NoticeStatus.DUE for notice in now.notices.values())
         or any(export.status in EXPORT_UNDONE for export in now.exports.values())
         or any(intent.due_at < now.now + 3600.0 for intent in now.rows[ScrubKey].values())
+        or now.rows[CrossingKey]
         or now.leases
     )
 

@@ -88,7 +88,7 @@ class Summary:
         """The faults that these engines can have."""
         engines = set(self.engines)
         known = [fault.value for fault in Fault if ONLY_ON.get(fault, engines) & engines]
-        return known + [name for name in MODEL_FAULTS if "aws" in engines]
+        return known + [name for name in MODEL_FAULTS if {"aws", "mixed"} & engines]
 
 
 def run_seeds(

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from conveyor.simulation.options import ENGINES, draw
+from conveyor.simulation.options import ALL_ENGINES, draw
 from conveyor.simulation.simulator import simulate
 
 
@@ -25,7 +25,7 @@ def hash_in_a_process(seed: int, engine: str, hash_seed: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ALL_ENGINES)
 def test_a_seed_makes_the_same_trace_in_any_process(engine: str) -> None:
     here = simulate(draw(5, engine=engine)).hash
 

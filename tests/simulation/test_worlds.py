@@ -32,6 +32,8 @@ KEPT = [
     (1014, "embedded"),  # A task was given up by who was killed over it.
     (10, "embedded"),  # Of those whose bodies the disk did not take, only one was told.
     (33, "aws"),  # A rerun fetched what was left of a bad line.
+    (4, "mixed"),  # A list was in two stores at once.
+    (12, "mixed"),
     (750, "aws"),  # A message that nobody came for kept a queue from looking empty.
     (2, "postgres"),  # No seed draws this engine, so some are here: kills and lost commits,
     (3, "postgres"),  # and a crash of the server.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from conveyor.domain import limits
 from conveyor.domain.changes import BatchKey, JobKey, RunKey, SampleKey, StatsKey, TaskKey
-from conveyor.domain.lifecycle import RUN_LIVE, TASK_TERMINAL
+from conveyor.domain.lifecycle import RUN_LIVE, TASK_TERMINAL, accepts_settles
 from conveyor.domain.model import (
     Batch,
     BatchStatus,
@@ -190,7 +190,7 @@ def _changed_after_the_end(
     moment: StateChange, old: Task | ShardCounters | None, row: Task | ShardCounters
 ) -> Iterator[str]:
     before = moment.before.run_by_id.get(row.run_id)
-    if before is None or before.status in RUN_LIVE:
+    if before is None or before.status in RUN_LIVE or moment.is_unfinished(before.job_id):
         return
     if before.status is not RunStatus.DELETED or old is None:
         yield f"run {row.run_id} is {before.status}, and {type(row).__name__} changed"
@@ -203,7 +203,9 @@ def nothing_settles_after_a_stop(moment: StateChange) -> Iterator[str]:
         if old is None or new is None or new.status not in TASK_TERMINAL:
             continue
         run = moment.before.run_by_id.get(new.run_id)
-        is_over = run is None or run.status not in RUN_LIVE or run.stop_requested_at is not None
+        is_over = run is None or not accepts_settles(run)
+        if run is not None and moment.is_unfinished(run.job_id):
+            continue
         if is_over and old.status not in TASK_TERMINAL:
             yield f"task {new.run_id}/{new.task_id} ended after its run was stopped"
 

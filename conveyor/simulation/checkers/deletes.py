@@ -110,6 +110,8 @@ def no_row_rises_from_the_dead(moment: StateChange) -> Iterator[str]:
             job_id = run.job_id if run is not None else None
         else:
             job_id = getattr(change.new, "job_id", None)
+        if job_id in dead and moment.is_unfinished(job_id):
+            continue
         if job_id in dead and change.kind in {*_OF_A_JOB, TaskKey}:
             yield f"a {type(change.new).__name__} appeared under deleted job {job_id}"
 

@@ -104,9 +104,9 @@ class Fault(StrEnum):
 
 ONLY_ON: Mapping[Fault, frozenset[str]] = {
     # Over the models, whose own faults strike beneath the engine, a life is not harsh as well.
-    Fault.CALL_REFUSED: frozenset({"memory", "embedded"}),
-    Fault.ANSWER_LOST: frozenset({"memory", "embedded"}),
-    Fault.CALL_SLOW: frozenset({"memory", "embedded"}),
+    Fault.CALL_REFUSED: frozenset({"memory", "embedded", "mixed"}),
+    Fault.ANSWER_LOST: frozenset({"memory", "embedded", "mixed"}),
+    Fault.CALL_SLOW: frozenset({"memory", "embedded", "mixed"}),
     Fault.FALSE_EMPTY: frozenset({"memory", "embedded"}),
     Fault.EARLY_RETURN: frozenset({"memory", "embedded"}),
     Fault.DUPLICATE_DELIVERY: frozenset({"memory", "embedded"}),
@@ -116,9 +116,9 @@ ONLY_ON: Mapping[Fault, frozenset[str]] = {
     Fault.READ_BUSY: frozenset({"embedded"}),
     Fault.BODY_TORN: frozenset({"embedded"}),
     Fault.POWER_CUT: frozenset({"embedded"}),
-    Fault.LEASES_LOST: frozenset({"memory", "aws"}),
-    Fault.CLOCK_OFFSET: frozenset({"memory", "aws"}),
-    Fault.CLOCK_DRIFT: frozenset({"memory", "aws"}),
+    Fault.LEASES_LOST: frozenset({"memory", "aws", "mixed"}),
+    Fault.CLOCK_OFFSET: frozenset({"memory", "aws", "mixed"}),
+    Fault.CLOCK_DRIFT: frozenset({"memory", "aws", "mixed"}),
 }
 """Faults that only some engines can have."""
 

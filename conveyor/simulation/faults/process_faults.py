@@ -11,6 +11,7 @@ import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any, TypeVar, cast
 
@@ -83,9 +84,11 @@ class ProcessFaults:
             self.resumed = None
             self.trace.note(self.name, "resumed")
 
-    def through(self, port: P, name: str) -> P:
-        """The port as this process sees it."""
-        return cast("P", _Guarded(port, name, self, _through))
+    def through(self, port: P, name: str, *, is_harsh: bool | None = None) -> P:
+        """The port as this process sees it. `is_harsh` where this port alone has no faults of its
+        own."""
+        enter = _through if is_harsh is None else partial(_through, is_harsh=is_harsh)
+        return cast("P", _Guarded(port, name, self, enter))
 
     def noting(self, port: P, name: str) -> P:
         """The port, each call of which is noted; what is beneath it passes through us."""
@@ -99,20 +102,23 @@ class ProcessFaults:
         *,
         is_write: bool,
         has_effect: bool = False,
+        is_harsh: bool | None = None,
     ) -> T:
         """One call: an effect, with whatever this world does before and after it. A write is an
         effect upon rows, after which somebody looks at them."""
+        is_harsh = self.is_harsh if is_harsh is None else is_harsh
         await self._wait()
         self.watcher.called()
         if self.faults.strikes(Fault.KILLED_BEFORE):
             self._die(Fault.KILLED_BEFORE)
-        before_s, after_s = self._latencies()
+        before_s, after_s = self._latencies() if is_harsh else (0.0, 0.0)
         if before_s:
             await trio.sleep(before_s)
             self.check()
-        if self.faults.is_outage or self._strikes(Fault.CALL_REFUSED):
+        if self.faults.is_outage or (is_harsh and self.faults.strikes(Fault.CALL_REFUSED)):
             self.failed(f"{name}.{method}", "refused by the world")
-            raise self.refusal(f"{name}.{method}: the engine did not answer")
+            refusal = Unavailable if is_harsh else self.refusal
+            raise refusal(f"{name}.{method}: the engine did not answer")
         self._refuse_storage(name, method)
         if self.faults.strikes(Fault.ACTOR_CRASHED):
             self.failed(f"{name}.{method}", "sabotaged")
@@ -123,7 +129,7 @@ class ProcessFaults:
             self.watcher.wrote()
         if (is_write or has_effect) and self.faults.strikes(Fault.KILLED_AFTER):
             self._die(Fault.KILLED_AFTER)
-        if self._strikes(Fault.ANSWER_LOST):
+        if is_harsh and self.faults.strikes(Fault.ANSWER_LOST):
             self.failed(f"{name}.{method}", "done, and the answer lost")
             raise Unavailable(f"{name}.{method}: the answer was lost")
         if after_s:
@@ -163,17 +169,12 @@ class ProcessFaults:
 
     def _latencies(self) -> tuple[float, float]:
         """How long it takes until the effect, and from there to the answer."""
-        if not self.is_harsh:
-            return 0.0, 0.0
         if self.faults.strikes(Fault.CALL_SLOW):
             long_s, share = self.random.uniform(*SLOW_S), self.random.random()
             return long_s * share, long_s * (1.0 - share)
         if self.random.random() < AT_ONCE:
             return 0.0, 0.0
         return self.random.uniform(0.0, self.latency_s), 0.0
-
-    def _strikes(self, fault: Fault) -> bool:
-        return self.is_harsh and self.faults.strikes(fault)
 
     def _die(self, how: Fault) -> None:
         self.kill(how)
@@ -210,9 +211,16 @@ class _Guarded:
         return guarded
 
 
-async def _through(life: ProcessFaults, call: str, act: Callable[[], Awaitable[T]]) -> T:
+async def _through(
+    life: ProcessFaults,
+    call: str,
+    act: Callable[[], Awaitable[T]],
+    *,
+    is_harsh: bool | None = None,
+) -> T:
     name, _, method = call.partition(".")
-    return await life.call(name, method, act, is_write=method not in _HARMLESS)
+    is_write = method not in _HARMLESS
+    return await life.call(name, method, act, is_write=is_write, is_harsh=is_harsh)
 
 
 async def _beside(life: ProcessFaults, call: str, act: Callable[[], Awaitable[T]]) -> T:

@@ -1,0 +1,62 @@
+"""The AWS engine with a store of its own for tasks: two models in one world.
+
+The task store is the model of a transactional server: each call is applied as a whole or not at
+all. It fails by itself, so a process can lose one store and keep the other, or die between two
+writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+
+from actors.tree import Mailboxes
+from conveyor.bootstrap.task_store import split
+from conveyor.domain.changes import EventKey, FeedKey, StatsKey, TaskKey
+from conveyor.engines.memory import MemoryEngine, memory_engine
+from conveyor.ports.clock import Clock
+from conveyor.simulation.backends.aws import AwsBackend
+from conveyor.simulation.backends.backends import Ports
+from conveyor.simulation.backends.snapshot import Address, Snapshot
+from conveyor.simulation.faults.process_faults import ProcessFaults
+
+_KINDS = (TaskKey, StatsKey, EventKey, FeedKey)
+
+
+@dataclass(slots=True)
+class MixedBackend(AwsBackend):
+    """As the AWS engine, but for the rows of the task store."""
+
+    rows_come_first: bool = False
+    _server: MemoryEngine = field(init=False)
+    _tables_before: dict[type, dict[Address, Any]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        AwsBackend.__post_init__(self)
+        self._server = memory_engine(clock=self.clock, random=self.random)
+        self._tables_before = {kind: {} for kind in _KINDS}
+
+    @asynccontextmanager
+    async def open(
+        self, life: ProcessFaults, clock: Clock, random: Random, *, role: str, mail: Mailboxes
+    ) -> AsyncGenerator[Ports, None]:
+        async with AwsBackend.open(self, life, clock, random, role=role, mail=mail) as ports:
+            assert ports.shared is not None
+            tasks = life.through(self._server.store, "tasks", is_harsh=True)
+            shared = split(ports.shared, tasks, clock=clock, random=random)
+            yield replace(ports, store=life.noting(shared.store, "store"), shared=shared)
+
+    def peek(self) -> Snapshot:
+        snapshot = AwsBackend.peek(self)
+        written = dict(snapshot.written or {})
+        for kind in _KINDS:
+            before, table = self._tables_before[kind], dict(self._server.store.rows()[kind])
+            places = [place for place, row in table.items() if before.get(place) is not row]
+            places += [place for place in before if place not in table]
+            if places:
+                written[kind] = places
+                self._tables_before[kind] = table
+        return replace(snapshot, rows={**snapshot.rows, **self._tables_before}, written=written)
