@@ -72,8 +72,12 @@ LEGAL: dict[str, tuple[type[StrEnum], lifecycle.Table[Any, Any], set[str]]] = {
             "running extended running",
             "running deferred running",
             "running completed completed",
+            "running built delivering",
+            "delivering sending delivering",
+            "delivering sent completed",
             "pending failed failed",
             "running failed failed",
+            "delivering failed failed",
         },
     ),
     "batch": (
