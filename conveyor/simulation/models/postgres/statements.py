@@ -62,7 +62,7 @@ _TERMS = (
     re.compile(
         r"(?P<column>run_id) IN \(SELECT run_id FROM runs WHERE job_id = \$(?P<job>\d+)\)\Z"
     ),
-    re.compile(r"(?P<never>FALSE)\Z"),
+    re.compile(r"(?P<constant>TRUE|FALSE)\Z"),
 )
 _SIGNS: Mapping[str, Callable[[Any, Any], bool]] = {
     "=": lambda a, b: bool(a == b),
@@ -258,8 +258,8 @@ def _term(text: str) -> _Holds:
 
 def _condition(parts: Mapping[str, str | None]) -> _Holds:
     column = str(parts.get("column"))
-    if parts.get("never"):
-        return lambda row, params, session: False
+    if (constant := parts.get("constant")) is not None:
+        return lambda row, params, session: constant == "TRUE"
     if parts.get("not"):
         return lambda row, params, session: row[column] is not None
     if (at := parts.get("any")) is not None:
