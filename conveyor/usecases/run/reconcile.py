@@ -24,7 +24,16 @@ from conveyor.domain.lifecycle import (
     RUN_VISIBLE,
     TASK_UNFINISHED,
 )
-from conveyor.domain.model import Batch, DeletionIntent, Job, JobType, Run, RunStatus, TaskRef
+from conveyor.domain.model import (
+    Batch,
+    DeletionIntent,
+    Job,
+    JobType,
+    Run,
+    RunStatus,
+    TaskRef,
+    Totals,
+)
 from conveyor.domain.queries import BatchesIn, DueExpiries, DueScrubs, RunsIn, RunsOf
 from conveyor.domain.run import ingestion, termination
 from conveyor.ports.errors import QueueGone, Unavailable
@@ -174,19 +183,27 @@ async def _repair(env: Context, run: Run, repairs: SweepResult) -> bool:
         depth = await env.queue.depth(run.run_id)
         if env.config.measures_demand:
             repairs.demand.append(await demand.of_run(env, run, depth))
-        repairs.resent += await _resend(env, run, depth)
+        repairs.resent += await _resend(env, run, depth, totals)
     return False
 
 
-async def _resend(env: Context, run: Run, depth: Depth) -> int:
-    """Sends the references again if a run has unfinished tasks but no message at all.
+async def _resend(env: Context, run: Run, depth: Depth, totals: Totals) -> int:
+    """Sends the references of unfinished tasks again if their messages are lost.
 
-    Only then, because a slow queue must not be flooded. A task in progress has a hidden message, so
-    the queue of a run with running tasks is never empty. Nothing is sent while a batch is open: its
-    rows may exist before they count, and a task that is not admitted must not end. If another
-    process ends the run meanwhile, its queue is removed and nothing is left to send to.
+    Messages count as lost only if the queue is empty, because a slow queue must not be flooded. A
+    task in progress has a hidden message, so the queue of a run with running tasks is never empty.
+    Duplicates would also keep it from becoming empty, for as long as their original has no message:
+    so originals are sent again if fewer messages are hidden than tasks are unfinished, and none is
+    left to receive. A queue may count too few, so that is one page a sweep at most.
+
+    Nothing is sent while a batch is open: its rows may exist before they count, and a task that is
+    not admitted must not end. If another process ends the run meanwhile, its queue is removed and
+    nothing is left to send to.
     """
-    if depth.visible or depth.hidden:
+    if depth.visible or depth.hidden >= totals.admitted - totals.done:
+        return 0
+    is_empty = not depth.hidden
+    if not is_empty and not await _shares_fetches(env, run):
         return 0
     if not await runs.ensure_queue(env, run.job_id, run.run_id):
         return 0
@@ -196,13 +213,24 @@ async def _resend(env: Context, run: Run, depth: Depth) -> int:
             # Check before each page, not once: a batch may be opened during the walk.
             if await ingest.open_batches_of(env, run.job_id, run.run_id):
                 break
-            refs = [TaskRef(run.job_id, run.run_id, row.task_id, row.shard) for row in page]
+            refs = [
+                TaskRef(run.job_id, run.run_id, row.task_id, row.shard)
+                for row in page
+                if is_empty or row.duplicate_of is None
+            ]
             try:
                 await env.queue.send(refs)
             except QueueGone:
                 break
             sent += len(refs)
+            if sent and not is_empty:
+                break
     return sent
+
+
+async def _shares_fetches(env: Context, run: Run) -> bool:
+    job = await env.store.read(JobKey(run.job_id))
+    return job is not None and job.dedup
 
 
 async def place_events(env: Context) -> int:

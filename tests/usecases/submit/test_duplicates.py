@@ -205,5 +205,22 @@ async def test_an_interrupted_ingest_names_the_same_originals(autojump_clock: Mo
     assert ended[0].count(None) == 2
 
 
+async def test_an_original_whose_message_is_lost_is_sent_again(autojump_clock: MockClock) -> None:
+    """Found by the simulator (seed 81021 of AWS): its duplicates waited for it for ever."""
+    world = make_world()
+    accepted = await world.submit([A, A, A], dedup=True)
+    original = by_index(await world.tasks(accepted))[0].task_id
+    run_id = accepted.run.run_id
+    for message in await world.env.queue.receive(run_id, count_max=10, visibility_s=1):
+        if message.ref.task_id == original:
+            await world.env.queue.ack([message])
+
+    async with world.working():
+        run, totals = await world.ended(accepted)
+
+    assert run.status is RunStatus.COMPLETED
+    assert (totals.successful, world.gateway.calls) == (3, {A: 1})
+
+
 def ids_of(tasks: Sequence[Task]) -> dict[str | None, int]:
     return {task.task_id: task.index for task in tasks}
