@@ -15,7 +15,6 @@ from __future__ import annotations
 import base64
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -157,8 +156,8 @@ class _BrowserPage:
         return rendering
 
     async def prepare(self) -> None:
-        """Configures the page. The commands are sent together: the browser performs them in
-        order."""
+        """Configures the page before it loads anything. One command after the other: a group of
+        errors would hide that the browser ended."""
         self._devtools.listen(self._session_id, self._on_event)
         rendering = self._rendering
         body_bytes = XHR_BYTES_MAX if rendering.is_json else 0
@@ -174,13 +173,11 @@ class _BrowserPage:
                 "Emulation.setDeviceMetricsOverride",
                 {**size, "deviceScaleFactor": 1, "mobile": False},
             ),
+            ("Page.setDownloadBehavior", {"behavior": "deny"}),
             *self._filter.commands,
         ]
-        async with trio.open_nursery() as nursery:
-            for method, params in commands:
-                nursery.start_soon(partial(self._command, method, params))
-        denied = {"behavior": "deny"}
-        await self._command("Page.setDownloadBehavior", denied)
+        for method, params in commands:
+            await self._command(method, params)
 
     def close(self) -> None:
         self._devtools.forget(self._session_id)
