@@ -12,6 +12,8 @@ import textwrap
 from collections.abc import Collection
 from types import ModuleType
 
+import msgspec
+
 MARK = "#: "
 
 
@@ -21,12 +23,16 @@ class Undescribed(LookupError):
 
 def of_class(kind: type, *, without: Collection[str] = ()) -> dict[str, str]:
     """The description of each field or member of a class, in the order of the source, but for
-    those `without` one."""
+    those `without` one. A struct also has the fields of the struct that it extends."""
+    inherited: dict[str, str] = {}
+    for base in kind.__bases__:
+        if issubclass(base, msgspec.Struct) and base is not msgspec.Struct:
+            inherited |= of_class(base)
     source = textwrap.dedent(inspect.getsource(kind))
     (node,) = ast.parse(source).body
     assert isinstance(node, ast.ClassDef)
     body = [statement for statement in node.body if _assigned_name(statement) not in without]
-    return _described(f"{kind.__module__}.{kind.__name__}", body, source)
+    return inherited | _described(f"{kind.__module__}.{kind.__name__}", body, source)
 
 
 def of_module(module: ModuleType) -> dict[str, str]:
