@@ -346,7 +346,7 @@ async def _take_step(
     env: Context, crawl: Crawl, job: Job, run: Run, memory: CrawlMemory
 ) -> tuple[Advance, Crawl | None]:
     totals = await totals_of(env, run)
-    steps, ready = await _find_ready(env, crawl, run)
+    read_to, steps, ready = await _find_ready(env, crawl, run)
     if any(step.number >= crawl.steps for step in steps):
         # The log is ahead of the row that was read: another process has taken a step.
         return Advance.LOST, None
@@ -370,7 +370,8 @@ async def _take_step(
         return Advance.IDLE, None
     memory.ended_at_rest = None
     now = env.now()
-    change = frontier.step_change(plan, job, run, steps, due_at=now + limits.CRAWL_CLAIM_S, now=now)
+    due_at = now + limits.CRAWL_CLAIM_S
+    change = frontier.step_change(plan, job, run, steps, read_to=read_to, due_at=due_at, now=now)
     advanced = await _apply(env, change)
     if advanced is None:
         return Advance.LOST, None
@@ -396,18 +397,25 @@ Ready = list[tuple[CrawlEntry, Task | None]]
 """Entries that can be read, each with its task; the start has none."""
 
 
-async def _find_ready(env: Context, crawl: Crawl, run: Run) -> tuple[list[CrawlStep], Ready]:
-    """Finds entries whose fetch has ended: the first ones of the log, up to a group."""
-    first, level = crawl.read_to, None
-    for _ in range(_WINDOWS_MAX):
+async def _find_ready(env: Context, crawl: Crawl, run: Run) -> tuple[int, list[CrawlStep], Ready]:
+    """Finds entries whose fetch has ended: the first ones of the log, up to a group. Also returns
+    the number of the first step that has entries."""
+    read_to = first = crawl.read_to
+    level, windows_count = None, 0
+    while windows_count < _WINDOWS_MAX:
         steps = await _steps(env, crawl, first)
-        level = frontier.first_level(steps) if level is None else level
+        if level is None:
+            # Steps were read in another order than they were written: those before the first that
+            # has entries are passed, however many they are.
+            level = frontier.first_level(steps)
+            read_to = next((step.number for step in steps if step.waiting), first + len(steps))
+        windows_count += level is not None
         entries = frontier.entries_to_read(crawl, steps, level)
         ready = await _ready_of(env, run, steps, entries)
         if ready or len(steps) < _WINDOW_STEPS:
-            return steps, ready
+            return read_to, steps, ready
         first = steps[-1].number + 1
-    return [], []
+    return read_to, [], []
 
 
 async def _steps(env: Context, crawl: Crawl, first: int) -> list[CrawlStep]:

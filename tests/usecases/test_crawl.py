@@ -227,6 +227,27 @@ async def test_of_processes_that_advance_one_crawl_each_step_is_taken_once(seed:
     await check_counts(world, row)
 
 
+@pytest.mark.parametrize("seed", range(5))
+async def test_a_long_log_is_read_to_its_end_whatever_is_fetched_first(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Steps are read in another order than they were written, and only a few are looked at."""
+    monkeypatch.setattr(crawls, "_WINDOW_STEPS", 2)
+    monkeypatch.setattr(crawls, "_WINDOWS_MAX", 3)
+    world, site, moments = a_world(), a_random_site(seed, 200), random.Random(seed)
+    crawl, memory = await create(world), CrawlMemory()
+    for _ in range(2_000):
+        row = await current(world, crawl)
+        if row.due_at is None:
+            break
+        outcome, _ = await crawls.advance(world.env, row, memory)
+        if outcome is Advance.IDLE:
+            await fetch_some(world, crawl, site, moments)
+
+    assert row.due_at is None
+    assert set(await kept(world, row)) == within(site, None)
+
+
 async def test_a_page_with_more_links_than_fit_into_a_step_is_read_in_several() -> None:
     world = a_world()
     pages = {f"/{number}": "" for number in range(2500)}

@@ -264,23 +264,21 @@ def step_change(
     run: Run,
     steps: Sequence[CrawlStep],
     *,
+    read_to: int,
     due_at: float,
     now: float,
 ) -> Change:
     """Builds the change of a planned step. `steps` are successive rows of the log, those of its
-    entries among them."""
+    entries among them. No step before `read_to` has entries."""
     crawl = plan.crawl
     entries = tuple(new.entry for new in plan.added.values() if new.entry is not None)
     writes: list[Write] = []
-    read_to = crawl.read_to
-    is_read = bool(steps) and steps[0].number == read_to
     for step in steps:
         left = tuple(entry for entry in step.waiting if entry.task_id not in plan.done)
         if len(left) < len(step.waiting):
             key = CrawlStepKey(step.job_id, step.run_id, step.number)
             writes.append(Update(key, Guard(), {"waiting": left}, is_quiet=True))
-        is_read = is_read and not left
-        read_to += is_read
+        read_to += step.number == read_to and not left
     is_logged = bool(entries or plan.items)
     if is_logged:
         key = CrawlStepKey(crawl.job_id, crawl.run_id, crawl.steps)
