@@ -82,7 +82,8 @@ async def test_a_misspelt_filter_reruns_nothing(world: World) -> None:
 
 
 async def test_no_route_takes_a_parameter_that_it_does_not_name(world: World) -> None:
-    ids = dict.fromkeys(("job_id", "run_id", "input_id", "event_id", "export_id"), "0" * 26)
+    names = ("job_id", "run_id", "input_id", "event_id", "export_id", "crawl_id", "content_id")
+    ids = dict.fromkeys(names, "0" * 26)
     readable = [route for route in ROUTES if isinstance(route.does, Query)]
 
     for route in readable:
