@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 
 # A crawl that crashed its crawler so often is ended.
 CRASHES_MAX = 5
+# Periods between two looks while no crawl is due: a new crawl may wait so long, and a service
+# without crawls pays for the looks.
+_IDLE_PERIODS = 5
 # Crawls of which something is remembered between two turns.
 _REMEMBERED_MAX = 32
 
@@ -57,7 +60,7 @@ class Crawler:
                 if under_way:
                     await trio.sleep(self.period_s)
                 else:
-                    await self.roster.wait_turn("crawls", self.period_s)
+                    await self.roster.wait_turn("crawls", _IDLE_PERIODS * self.period_s)
 
     async def _work_on(self, crawl: Crawl, under_way: set[JobId]) -> None:
         extra = {"job": crawl.job_id}

@@ -39,6 +39,7 @@ import trio.testing
 from prometheus_client import CollectorRegistry
 
 from actors.completion_notifier import CompletionNotifier
+from actors.crawler import Crawler
 from actors.exporter import Exporter
 from actors.ingest_streamer import IngestStreamer
 from actors.lease_heartbeater import LeaseHeartbeater
@@ -87,9 +88,10 @@ STEPS = (
     CONTENT,
 )
 
-# Schedules, exports, lists, repairs, status reports, notifications of lists, the return of a lost
-# Redis: no part of one task, and their polls fall into a walk by chance.
+# Crawls, schedules, exports, lists, repairs, status reports, notifications of lists, the return of
+# a lost Redis: no part of one task, and their polls fall into a walk by chance.
 STANDING = (
+    Crawler.run,
     Scheduler.run,
     Exporter.run,
     IngestStreamer.run,
