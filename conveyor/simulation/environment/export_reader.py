@@ -36,6 +36,8 @@ def unpacked(kind: str, file: bytes) -> bytes:
     if kind == "zip":
         with zipfile.ZipFile(BytesIO(file)) as archive:
             return b"".join(archive.read(name) for name in archive.namelist())
+    if kind == "parquet":
+        return file + str(_rows(file)).encode()
     return gzip.decompress(file) if kind == "warc" else file
 
 
@@ -75,6 +77,19 @@ def _in_warc(file: bytes) -> Iterator[Shown]:
             yield Shown(task_id, status, fields["WARC-Target-URI"], _sha256(body))
 
 
+def _in_parquet(file: bytes) -> Iterator[Shown]:
+    for row in _rows(file):
+        yield _shown(row, row["body"])
+
+
+def _rows(file: bytes) -> list[dict[str, Any]]:
+    """PyArrow is an extra: where it is not installed, no such file is written either."""
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(BytesIO(file)) as table:
+        return table.read(use_threads=False).to_pylist()  # type: ignore[no-any-return]
+
+
 def _records(rest: bytes) -> Iterator[tuple[dict[str, str], bytes]]:
     while rest:
         head, _, rest = rest.partition(b"\r\n\r\n")
@@ -100,4 +115,5 @@ _READERS: Mapping[str, Callable[[bytes], Iterator[Shown]]] = {
     "jsonl": _in_lines,
     "csv": _in_table,
     "warc": _in_warc,
+    "parquet": _in_parquet,
 }

@@ -89,7 +89,11 @@ def test_a_download_that_is_not_of_its_run_is_reported(kind: ExportFormat) -> No
 
 @every_format
 def test_a_secret_in_a_file_is_reported(kind: ExportFormat) -> None:
-    leak = a_page(0, b"a page", url=f"https://example.com/{secret_of('tenant0', 'header')}")
+    secret = secret_of("tenant0", "header")
+    leaks = [a_page(0, b"a page", url=f"https://example.com/{secret}")]
+    if kind is not ExportFormat.CSV:  # It has no bodies.
+        leaks.append(a_page(0, f"a page with {secret}".encode() * 99))
 
-    assert list(no_secret_is_exported(published(kind, a_file(kind, [leak]))))
+    for leak in leaks:
+        assert list(no_secret_is_exported(published(kind, a_file(kind, [leak]))))
     assert list(no_secret_is_exported(published(kind, a_file(kind, ALL)))) == []
