@@ -30,7 +30,7 @@ async def test_a_fleet_far_from_every_other_limit_is_held_up_by_its_slots(
 async def test_a_fleet_on_a_table_that_takes_too_little_is_held_up_by_the_table(
     autojump_clock: MockClock,
 ) -> None:
-    measured = await a_small_fleet(200, table_writes=50.0)
+    measured = await a_small_fleet(200, table_writes=20.0)
 
     assert measured.limit == ("the table", "warm throughput")
     assert measured.throttled_per_task > 0
