@@ -72,6 +72,7 @@ async def ask_what_would_happen(client: Client) -> None:
     """Of which nothing comes."""
     lines = [{"url": "https://site1.example/"}, {"url": "ftp://site.example/"}]
     await client.once("POST", "/v1/jobs?dry_run=true", {"tasks": lines})
+    await client.once("POST", "/v1/crawls", {"url": "ftp://site.example/"})
     job = client.pick()
     if job is not None:
         await client.once("POST", f"/v1/jobs/{job.job_id}/rerun?status=failed&dry_run=true")
@@ -100,7 +101,7 @@ async def follow_events(client: Client) -> None:
 
 
 async def look_at_the_service(client: Client) -> None:
-    for path in ("/healthz", "/readyz", "/openapi.json", "/v1/quotas"):
+    for path in ("/healthz", "/readyz", "/openapi.json", "/v1/quotas", "/v1/crawls"):
         await client.once("GET", path)
 
 

@@ -22,9 +22,12 @@ BODIES: Mapping[str, Any] = {
     "setJobBudget": {"credits": 5},
     "setJobHostLimits": {"concurrency": 2},
     "putJobWebhook": {"url": "https://receiver.example/", "signature": False},
+    "startResultsExport": {"destination": {"url": "https://receiver.example/file"}},
 }
 _HOLE = re.compile(r"\{(\w+)\}")
-FOREIGN_ROUTES = [route for route in ROUTES if "{job_id}" in route.path]
+FOREIGN_ROUTES = [
+    route for route in ROUTES if "{job_id}" in route.path or "{crawl_id}" in route.path
+]
 
 
 async def ask_for_what_is_anothers(client: Client) -> None:
@@ -41,9 +44,13 @@ def _path(client: Client, route: Route, other: AcceptedRequest) -> str:
     fetched = (
         fetch.task_id for fetch in client.stage.history.fetches if fetch.run_id == other.run_id
     )
+    task_id = next(fetched, _NO_TASK)
     ids = {
         "job_id": other.job_id,
         "run_id": other.run_id or _NOTHING,
-        "task_id": next(fetched, _NO_TASK),
+        "task_id": task_id,
+        # A crawl has the id of its job, and a content that of its task.
+        "crawl_id": other.job_id,
+        "content_id": task_id,
     }
     return _HOLE.sub(lambda hole: ids.get(hole[1], _NOTHING), route.path)
