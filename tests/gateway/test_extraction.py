@@ -308,3 +308,16 @@ async def test_a_process_is_replaced_before_it_can_grow_without_end(
         await pool.extract(source, deadline_s=60)
 
     assert [process.page_count for process in pool._idle] == [1]
+
+
+async def test_the_memory_of_a_process_does_not_include_that_of_the_one_that_started_it(
+    pool: ExtractionPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "RSS_BYTES_MAX", 200_000_000)
+    ballast = b"x" * 200_000_001
+    source = a_source(PAGE.encode(), {"css_extractor": '{"title": "h1"}'})
+
+    await pool.extract(source, deadline_s=60)
+
+    assert [process.page_count for process in pool._idle] == [1]
+    assert len(ballast) == 200_000_001

@@ -13,6 +13,7 @@ from __future__ import annotations
 import resource
 import signal
 import sys
+from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
@@ -26,7 +27,7 @@ _RECURSION_MAX = 20_000
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """A document, or why there is none. `rss_bytes` is the most memory that the process had."""
+    """A document, or why there is none. `rss_bytes` is the memory that the process uses."""
 
     document: Document | None = None
     code: str = ""
@@ -76,6 +77,9 @@ def _answer(message: bytes) -> Answer:
 
 
 def _rss_bytes() -> int:
+    if sys.platform == "linux":
+        # Not `ru_maxrss`: a process inherits that of the one that started it.
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return used if sys.platform == "darwin" else used * 1024
 
