@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
 
 import pytest
 from zenrows import ZenRowsClient
@@ -13,6 +14,8 @@ from tests.gateway.conftest import KEY, RunningGateway, needs_chromium, run_gate
 from tests.gateway.site import LocalSite
 
 pytestmark = pytest.mark.slow
+
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -51,7 +54,7 @@ async def test_the_published_client_works_asynchronously(
         )
         return [answer.text for answer in answers]
 
-    first, second, posted = await trio.to_thread.run_sync(asyncio.run, scenario())
+    first, second, posted = await trio.to_thread.run_sync(_run, scenario())
 
     assert "thing 3" in first
     assert "thing 3" in second
@@ -121,7 +124,14 @@ def test_keys_of_a_list_and_the_limit_of_calls(site: LocalSite) -> None:
                 await first
                 return second.status_code, second.json()["code"]
 
-            second = asyncio.run(scenario())
+            second = _run(scenario())
 
     assert (refused.status_code, refused.json()["code"]) == (401, "AUTH002")
     assert second == (429, "AUTH006")
+
+
+def _run(scenario: Coroutine[Any, Any, T]) -> T:
+    """Runs it on a loop of asyncio itself. trio-asyncio, which other tests import, would give it
+    one that runs on Trio."""
+    with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+        return runner.run(scenario)
