@@ -107,7 +107,7 @@ def damaged_bodies(ground: Ground, report: Report) -> None:
             wrong += answer is not None and answer != sound[result["url"]]
         report.equals("bodies that were served with other bytes", wrong, 0)
         path = f"/v1/jobs/{job_id}/runs/{run_id}/exports"
-        export_id = target.call("POST", path, json={"format": "zip"}).json()["export_id"]
+        export_id = target.call("POST", path).json()["export_id"]
         started_at, seconds, export = time.monotonic(), None, {}
         while seconds is None and time.monotonic() < started_at + 30:
             export = target.call("GET", f"{path}/{export_id}").json()
