@@ -243,7 +243,7 @@ def test_the_crawl_example_saves_a_site(examples: Examples) -> None:
 def test_the_agent_reads_a_page(examples: Examples, site: Site) -> None:
     tools, url, *page = examples.python("mcp_client.py", site.urls(1)[0])
 
-    assert tools.startswith("tools: submit, status")
+    assert tools.startswith("tools: submit, crawl, status")
     assert url == site.urls(1)[0]
     assert page[1].startswith("BEGIN UNTRUSTED PAGE")
     assert "# Page 0" in page
