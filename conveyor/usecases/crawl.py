@@ -398,15 +398,13 @@ Ready = list[tuple[CrawlEntry, Task | None]]
 
 
 async def _find_ready(env: Context, crawl: Crawl, run: Run) -> tuple[int, list[CrawlStep], Ready]:
-    """Finds entries whose fetch has ended: the first ones of the log, up to a group. Also returns
-    the number of the first step that has entries."""
+    """Finds the first step that has entries, and a group of entries whose fetch has ended."""
     read_to = first = crawl.read_to
     level, windows_count = None, 0
     while windows_count < _WINDOWS_MAX:
         steps = await _steps(env, crawl, first)
         if level is None:
-            # Steps were read in another order than they were written: those before the first that
-            # has entries are passed, however many they are.
+            # Steps without entries were read out of order. All of them are passed.
             level = frontier.first_level(steps)
             read_to = next((step.number for step in steps if step.waiting), first + len(steps))
         windows_count += level is not None
