@@ -73,7 +73,8 @@ def _process(
     control_queue: Ear | None = None,
     can_abandon: bool = False,
 ) -> Process:
-    coordinator = RedisCoordinator(link, Random(owner), space=space)
+    # The first call finds the nodes of the cluster, which takes a while on a busy machine.
+    coordinator = RedisCoordinator(link, Random(owner), space=space, deadline_s=10)
     channel = RedisChannel(link, space=space, owner=owner)
     signals = CrossProcessSignals(
         coordinator=coordinator,
