@@ -124,7 +124,7 @@ def _one_shard(_: Any) -> Any:
 
 
 def _sent_once(_: Any) -> Any:
-    async def mutated(env: Context, run: Run, depth: Any) -> int:
+    async def mutated(env: Context, run: Run, depth: Any, totals: Any) -> int:
         return 0
 
     return mutated

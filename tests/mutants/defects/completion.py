@@ -19,6 +19,7 @@ from conveyor.simulation.options import RETENTION_S
 from conveyor.simulation.profiles import NEVER_S
 from conveyor.simulation.swaps import part, swapping
 from conveyor.usecases.context import Context
+from conveyor.usecases.lookup import totals_of
 from conveyor.usecases.run.reconcile import SweepResult
 from tests.mutants.mutant import Mutant
 
@@ -73,7 +74,8 @@ def _stops_and_refs_only(repair: Any) -> Any:
             await repair(env, run, repairs)
         else:
             resend = part("conveyor.usecases.run.reconcile:_resend")
-            repairs.resent += await resend(env, run)
+            depth = await env.queue.depth(run.run_id)
+            repairs.resent += await resend(env, run, depth, await totals_of(env, run))
         return False
 
     return mutated
