@@ -12,7 +12,7 @@ import pytest
 from tests.ui.stage import Stage
 
 pytest.importorskip("playwright.sync_api")
-from playwright.sync_api import Browser, BrowserContext, Page, expect
+from playwright.sync_api import Browser, BrowserContext, Page, Route, expect
 
 from tests.ui.chromium import find_chromium
 
@@ -57,6 +57,23 @@ def expect_words(page: Page, text: str | re.Pattern[str]) -> None:
     expect(page.get_by_text(text).first).to_be_visible(timeout=WAIT_MS)
 
 
+def hold_updates(page: Page) -> list[Route]:
+    updates: list[Route] = []
+
+    def hold(route: Route) -> None:
+        updates.append(route)
+
+    page.route("**/ui/live?**", hold)
+    return updates
+
+
+def release(page: Page, updates: list[Route]) -> None:
+    while not updates:
+        page.wait_for_timeout(20)
+    for update in updates:
+        update.continue_()
+
+
 def test_failed_tasks_are_rerun_by_reason_and_by_host(page: Page, stage: Stage) -> None:
     path = ended_run(stage, "reruns", ["item/1", "missing/1", "blocked/1"], max_attempts=1)
 
@@ -92,6 +109,42 @@ def test_the_results_of_a_run_are_exported_and_audited(
 
     assert (tmp_path / "results.jsonl").read_text().count('"task_id":') == 3
     expect_words(page, "The rows match the counters.")
+
+
+@EMBEDDED_ONLY
+def test_an_update_of_the_page_keeps_what_a_visitor_has_chosen(page: Page, stage: Stage) -> None:
+    path = ended_run(stage, "chosen", ["item/1"])
+    updates = hold_updates(page)
+
+    page.goto(path)
+    form = page.get_by_label("Format")
+    form.select_option("jsonl")
+    form.evaluate("control => { control.blur(); control.id = 'shown-before'; }")
+    page.wait_for_function("document.getElementById('shown-before')")
+    release(page, updates)
+    # The update replaces the form, and a choice in it.
+    expect(page.locator("#shown-before")).to_have_count(0, timeout=WAIT_MS)
+
+    expect(page.get_by_label("Format")).to_have_value("jsonl")
+
+
+@EMBEDDED_ONLY
+def test_an_update_waits_until_the_visitor_leaves_the_control(page: Page, stage: Stage) -> None:
+    path = ended_run(stage, "in use", ["item/1"])
+    updates = hold_updates(page)
+
+    page.goto(path)
+    form = page.get_by_label("Format")
+    form.focus()
+    form.evaluate("control => { control.id = 'in-use'; }")
+    release(page, updates)
+    expect(page.locator("#connection")).to_have_text("live", timeout=WAIT_MS)
+    # The first update has come when the page says so, or soon after.
+    page.wait_for_timeout(1_000)
+    assert page.locator("#in-use").count() == 1
+    page.locator("#in-use").evaluate("control => control.blur()")
+
+    expect(page.locator("#in-use")).to_have_count(0, timeout=WAIT_MS)
 
 
 @EMBEDDED_ONLY

@@ -23,6 +23,35 @@
     return s >= 0 ? `${text} ago` : `in ${text}`;
   };
   const show = (text, kind) => { if (state) { state.hidden = false; state.textContent = text; state.className = kind; } };
+  // Blocks whose update waits until the visitor has left the control that they hold.
+  const waiting = new Map();
+  const update = (id, html) => {
+    waiting.delete(id);
+    const place = document.getElementById(id);
+    if (!place || place.innerHTML === html) return;
+    if (place.contains(document.activeElement)) { waiting.set(id, html); return; }
+    const choices = choicesIn(place);
+    place.innerHTML = html;
+    for (const control of controls(place)) {
+      if (choices.has(keyOf(control))) control.value = choices.get(keyOf(control));
+    }
+    times(place);
+  };
+  // What a visitor has chosen or typed, so that an update does not take it back.
+  const controls = (place) => place.querySelectorAll("select, input:not([type=hidden], [type=checkbox]), textarea");
+  const keyOf = (control) => {
+    const fixed = control.form ? control.form.querySelectorAll("[type=hidden]:not([name=token], [name=once])") : [];
+    return [control.form && control.form.action, control.name, ...[...fixed].map((each) => each.value)].join(" ");
+  };
+  const isChanged = (control) => control.options
+    ? control.value !== [...control.options].reduce((first, option) => option.defaultSelected ? option : first).value
+    : control.value !== control.defaultValue;
+  const choicesIn = (place) =>
+    new Map([...controls(place)].filter(isChanged).map((control) => [keyOf(control), control.value]));
+  // A little later, because a press of the mouse moves the focus before it counts as a click.
+  document.addEventListener("focusout", () => setTimeout(() => {
+    for (const [id, html] of [...waiting]) update(id, html);
+  }, 500));
   let stream = null;
   const open = () => {
     const page = document.body.dataset.live;
@@ -35,13 +64,7 @@
       if (stream && stream.readyState === EventSource.CLOSED) { close(); setTimeout(open, 5000); }
     });
     stream.addEventListener("blocks", (event) => {
-      for (const [id, html] of Object.entries(JSON.parse(event.data))) {
-        const place = document.getElementById(id);
-        // A visitor who is using a control keeps it until the next change.
-        if (!place || place.innerHTML === html || place.contains(document.activeElement)) continue;
-        place.innerHTML = html;
-        times(place);
-      }
+      for (const [id, html] of Object.entries(JSON.parse(event.data))) update(id, html);
     });
   };
   const close = () => { if (stream) { stream.close(); stream = null; } };
