@@ -38,13 +38,15 @@ class Handler(BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length", 0))
         body = self.rfile.read(length).decode()
         if self.path == "/robots.txt":
-            self._send(200, self.server.robots.encode(), "text/plain")
+            self._send(*self.server.robots_answer)
             return
         self.server.asked.append((self.command, self.path, body))
         if self.path.startswith("/busy") and len(self.server.asked) == 1:
             self._send(429, b"later", "text/plain", {"Retry-After": "0"})
         elif self.path.startswith("/missing"):
             self._send(404, b"none", "text/plain")
+        elif self.path.startswith("/refused"):
+            self._send(200, b"<html><head><title>Access denied</title></head></html>", "text/html")
         elif self.path.startswith("/binary"):
             self._send(200, BINARY, "image/png")
         else:
@@ -70,11 +72,14 @@ class Handler(BaseHTTPRequestHandler):
 class OptionsSite(ThreadingHTTPServer):
     daemon_threads = True
     asked: list[tuple[str, str, str]]
-    robots: str
+    robots_answer: tuple[int, bytes, str]
     scheme = "http"
 
     def url(self, path: str) -> str:
         return f"{self.scheme}://127.0.0.1:{self.server_port}{path}"
+
+    def give_rules(self, robots: str) -> None:
+        self.robots_answer = (200, robots.encode(), "text/plain")
 
     def paths(self) -> list[str]:
         return [path for _, path, _ in self.asked]
@@ -90,7 +95,8 @@ def running() -> Iterator[OptionsSite]:
 
 @pytest.fixture
 def site(running: OptionsSite) -> OptionsSite:
-    running.asked, running.robots = [], ""
+    running.asked = []
+    running.give_rules("")
     return running
 
 
@@ -181,7 +187,8 @@ def test_a_shared_file_has_one_writer(run: Scrape, site: OptionsSite) -> None:
 
 def test_a_self_signed_certificate_is_refused_unless_insecure(run: Scrape, tmp_path: Path) -> None:
     with OptionsSite(("127.0.0.1", 0), Handler) as server:
-        server.asked, server.robots, server.scheme = [], "", "https"
+        server.asked, server.scheme = [], "https"
+        server.give_rules("")
         server.socket = Certificate(tmp_path).server.wrap_socket(server.socket, server_side=True)
         Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
 
@@ -445,6 +452,15 @@ def test_gzip_that_is_cut_off_is_told(run: Scrape, site: OptionsSite, tmp_path: 
     assert site.asked == []
 
 
+def test_an_answer_that_is_no_page_keeps_the_status_of_the_site(
+    run: Scrape, site: OptionsSite, tmp_path: Path
+) -> None:
+    run(site.url("/refused"), "-o", "out", "--attempts", "1")
+
+    [row] = rows_in(tmp_path / "out")
+    assert (row["error"], row["http_status"]) == ("page_blocked", 200)
+
+
 # Politeness.
 
 
@@ -452,7 +468,7 @@ def test_gzip_that_is_cut_off_is_told(run: Scrape, site: OptionsSite, tmp_path: 
 def test_a_list_that_robots_txt_forbids_altogether_ends(
     program: Program, site: OptionsSite, processes: str
 ) -> None:
-    site.robots = "User-agent: *\nDisallow: /\n"
+    site.give_rules("User-agent: *\nDisallow: /\n")
 
     ended = program.run("scrape", site.url("/a"), site.url("/b"), "--processes", processes)
 
@@ -465,7 +481,7 @@ def test_a_list_that_robots_txt_forbids_altogether_ends(
 def test_robots_txt_is_obeyed_unless_told_otherwise(
     run: Scrape, site: OptionsSite, tmp_path: Path
 ) -> None:
-    site.robots = "User-agent: conveyor\nDisallow: /private\n"
+    site.give_rules("User-agent: conveyor\nDisallow: /private\n")
     urls = [site.url("/private/1"), site.url("/open")]
 
     polite = run(*urls, "-o", "out")
@@ -477,6 +493,27 @@ def test_robots_txt_is_obeyed_unless_told_otherwise(
     assert "robots_disallowed" in polite.stderr
     assert site.paths() == ["/open", "/private/1"]
     assert [row["status"] for row in rows_in(tmp_path / "out")] == ["successful"] * 2
+
+
+@pytest.mark.parametrize(
+    ("status", "page"),
+    [
+        (404, "<html><head><title>404 Not Found</title></head><h1>404 Not Found</h1></html>"),
+        (200, "<html><head><title>Page not found</title></head>Page not found</html>"),
+        (200, "<html><body><div id='root'></div><script src='/app.js'></script></body></html>"),
+        (403, "<html><head><title>Access denied</title></head>Access denied</html>"),
+        (200, "<html><head><title>A shop</title></head><h1>Welcome to the shop</h1></html>"),
+    ],
+)
+def test_a_site_that_has_another_page_in_place_of_robots_txt_allows_all(
+    run: Scrape, site: OptionsSite, tmp_path: Path, status: int, page: str
+) -> None:
+    site.robots_answer = (status, page.encode(), "text/html")
+
+    ended = run(site.url("/a"), "-o", "out")
+
+    assert ended.exit_code == 0, ended.output
+    assert [row["status"] for row in rows_in(tmp_path / "out")] == ["successful"]
 
 
 @pytest.mark.slow

@@ -132,6 +132,18 @@ async def test_conditions_of_a_large_page_are_checked_too(gateway: DirectGateway
     assert isinstance(unmet, NotScraped)
 
 
+async def test_an_answer_with_an_error_status_fails_by_its_status_whatever_its_body_says(
+    gateway: DirectGateway,
+) -> None:
+    """How much of such a body has arrived depends on the network, so it cannot count."""
+    page = recorded("bare 404 with a status of success").to_page().body
+
+    outcome = await fetch(gateway, {}, page, status="404 Not Found")
+
+    assert isinstance(outcome, NotScraped)
+    assert outcome.problem.code == "target_404"
+
+
 def recorded(name: str) -> Recorded:
     return next(page for page in (*NO_CONTENT, *CONTENT) if page.name == name)
 

@@ -132,7 +132,7 @@ def answer_from(index: int, seconds: float, outcome: Outcome) -> Answer:
 def _failed(index: int, seconds: float, outcome: NotScraped) -> Answer:
     problem, report = outcome.problem, outcome.report
     # Only an answer of the site has a status of its own; other problems have one for the API.
-    is_sites = problem.code.startswith(("target_", "unexpected_status"))
+    is_sites = problem.code.startswith(("target_", "page_", "unexpected_status"))
     return Answer(
         index,
         round(seconds, 3),

@@ -67,8 +67,13 @@ def parse_robots(text: str, agent: str) -> RobotsRules:
 
 def is_without_rules(code: str, status: int) -> bool:
     """Whether the problem of a robots.txt means that the site has none, so that all is allowed.
-    Otherwise the site may have rules that nobody knows."""
-    if code.startswith("target_") and 400 <= status < 500 and status != 429:
+    Otherwise the site may have rules that nobody knows.
+
+    Sites without the file often answer with a page instead, whatever its status: an error page, or
+    the empty shell of an application. Such a page has a verdict, whose code begins with `page_`.
+    """
+    is_answer = code.startswith(("target_", "page_"))
+    if is_answer and status < 500 and status != 429:
         return True
     return code in {"body_too_large", "unexpected_status", "bad_redirect"}
 

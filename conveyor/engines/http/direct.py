@@ -123,10 +123,12 @@ class DirectGateway:
         return Scraped(status=page.status, content_type=page.content_type, body=page.body)
 
     def _failure(self, response: Response, page: Page) -> NotScraped:
-        # A challenge may have any status. Its headers tell; its body was not read.
-        recognised = None if self._processor is None else self._processor.judge(page)
-        if recognised is not None:
-            return recognised
+        # A challenge may have any status, and its headers tell. The body does not count: how much
+        # of it has arrived depends on the network.
+        if self._processor is not None:
+            recognised = self._processor.judge(msgspec.structs.replace(page, body=b""))
+            if recognised is not None:
+                return recognised
         reason, code, retryable = _judge(response.status)
         retry_after_s = parse_retry_after(
             response.header(b"retry-after"), now=self._now(), seconds_max=RETRY_AFTER_S_MAX

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conveyor.domain.crawl.robots import CRAWL_DELAY_S_MAX, parse_robots
+from conveyor.domain.crawl.robots import CRAWL_DELAY_S_MAX, is_without_rules, parse_robots
 
 TEXT = """
 # A site
@@ -54,6 +54,27 @@ def test_a_crawl_delay_is_bounded() -> None:
 @pytest.mark.parametrize("text", ["", "<html>no such file</html>", "Disallow: /", "\x00\xff:"])
 def test_what_names_no_crawler_forbids_nothing(text: str) -> None:
     assert parse_robots(text, "conveyor").allows("/x")
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "has_none"),
+    [
+        ("target_404", 404, True),
+        ("target_blocked", 403, True),
+        ("page_soft_404", 200, True),
+        ("page_shell", 200, True),
+        ("page_challenge", 403, True),
+        ("page_challenge", 503, False),
+        ("target_rate_limited", 429, False),
+        ("target_server_error", 503, False),
+        ("connect_failed", 502, False),
+    ],
+)
+def test_an_answer_that_is_no_robots_txt_means_that_there_is_none(
+    code: str, status: int, has_none: bool
+) -> None:
+    """A site that is overloaded, fails or cannot be reached may have rules."""
+    assert is_without_rules(code, status) is has_none
 
 
 def test_an_empty_disallow_allows_everything() -> None:
