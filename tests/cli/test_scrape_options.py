@@ -6,7 +6,6 @@ import base64
 import gzip
 import hashlib
 import json
-import signal
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -21,7 +20,7 @@ from warcio.archiveiterator import ArchiveIterator
 from conveyor.cli.scrape.command import scrape
 from conveyor.cli.scrape.folder import FolderRefused, FolderState
 from conveyor.config import Settings
-from tests.cli.program import Program, catches_sigterm, finish, wait_until
+from tests.cli.program import Program
 from tests.http_client.test_stream import Certificate
 
 Scrape = Callable[..., Result]
@@ -577,34 +576,3 @@ def test_two_ways_to_go_on_are_refused(run: Scrape, site: OptionsSite) -> None:
 
     assert ended.exit_code == 2
     assert "Give one of --retry-failed, --restart and --update." in ended.output
-
-
-# Ctrl-C.
-
-
-@pytest.mark.slow
-def test_ctrl_c_while_the_list_is_read_ends_the_command(tmp_path: Path) -> None:
-    program = Program(tmp_path, {})
-    with program.start("scrape", "-", "-o", "out") as process:
-        assert process.stdin is not None
-        process.stdin.write("https://a.example/\n")
-        process.stdin.flush()
-        wait_until(lambda: catches_sigterm(process.pid))
-        process.send_signal(signal.SIGINT)
-        ended = finish(process)
-
-    assert ended.code == 130
-    assert ended.err == "Interrupted.\n"
-
-
-@pytest.mark.slow
-def test_ctrl_c_while_pages_are_written_ends_the_command(tmp_path: Path, site: OptionsSite) -> None:
-    program = Program(tmp_path, {"CONVEYOR_ALLOW_PRIVATE_TARGETS": "1"})
-    program.write("list.txt", *(site.url(f"/{number}") for number in range(3_000)))
-    with program.start("scrape", "list.txt", "-o", "out", "--processes", "2") as process:
-        wait_until(lambda: list((tmp_path / "out").glob("*.html")) or process.poll() is not None)
-        process.send_signal(signal.SIGINT)
-        ended = finish(process)
-
-    assert ended.code == 130
-    assert "The same command goes on from there." in ended.err
