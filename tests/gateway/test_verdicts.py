@@ -96,3 +96,20 @@ def test_scripts_styles_and_comments_are_no_visible_text() -> None:
 def test_no_page_makes_reading_it_take_more_than_its_length(piece: str) -> None:
     # A reader that went over the rest of the page for each piece would never end here.
     read_content(piece * (2_000_000 // len(piece)))
+
+
+def test_a_page_is_read_until_it_shows_more_text_than_any_rule_allows() -> None:
+    text = "one two <b>three</b> " * 1_000
+
+    content = read_content(f"<p>{text}</p><input><img><script>0</script>")
+
+    assert 4_000 < len(content.text) < 10_000
+    assert (content.field_count, content.image_count, content.script_chars) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("gap", [" " * 30_000, "<i class='x'></i>" * 3_000, "<!-- no -->" * 3_000])
+def test_the_little_text_of_a_large_page_is_read_to_its_end(gap: str) -> None:
+    content = read_content(f"<p>a &amp; b</p>{gap}<p>c &lt; d</p>{gap}<img>")
+
+    assert content.text == "a & b c < d"
+    assert content.image_count == 1
