@@ -19,8 +19,8 @@ from pathlib import Path
 import msgspec
 import trio
 
+from bench.local_run import running_worker, start_run, wait_for_end
 from bench.origin import an_origin
-from conveyor.cli.local_run import running_worker, start_job, watch_run
 from conveyor.config import Settings
 from conveyor.domain import limits
 
@@ -44,9 +44,9 @@ async def fetch_all(url: str, count: int, slots: int, body_memory_mb: int, folde
     )
     urls = [f"{url}/{number}" for number in range(count)]
     async with running_worker(settings, role="bench") as world:
-        job, run = await start_job(world.env, urls, concurrency=slots, attempts=1)
-        ended = await watch_run(world.env, job, run, lambda *_: None)
-    return ended.totals.successful
+        run = await start_run(world.env, urls, concurrency=slots, attempts=1)
+        totals = await wait_for_end(world.env, run)
+    return totals.successful
 
 
 def measure(arm: str, url: str, count: int, slots: int) -> Peak:

@@ -24,15 +24,15 @@ import msgspec
 import trio
 
 from bench.cost_by_step import BENCH, STANDING, STEPS, STORE_BODY, for_step, with_steps
+from bench.local_run import start_run
 from bench.reference_design import RECEIVES, Step, seeds_path
 from bench.svg_chart import Panel, draw, is_whole, place_of
 from conveyor.bootstrap.runtime import Runtime, create_resources, open_runtime
-from conveyor.cli.local_run import start_job
 from conveyor.config import Settings
 from conveyor.domain.budget import Price
 from conveyor.domain.changes import RunKey, TaskKey
 from conveyor.domain.lifecycle import RUN_LIVE
-from conveyor.domain.model import Job, Run
+from conveyor.domain.model import Run
 from conveyor.domain.queries import TasksOf
 from conveyor.engines.aws.client import usage as prices
 from conveyor.engines.aws.client.usage import Meter, Usage, item_bytes
@@ -139,32 +139,32 @@ async def measure(settings: Settings, load: Load) -> Measured:
         assert isinstance(world.meter, Meter)
         await nursery.start(world.worker().run)
         began_at = trio.current_time()
-        job, run = await _drain(world, load)
+        run = await _drain(world, load)
         seconds = trio.current_time() - began_at
-        largest = await for_step(BENCH, partial(_largest_row, world, job, run))
+        largest = await for_step(BENCH, partial(_largest_row, world, run))
         nursery.cancel_scope.cancel()
     return Measured(load, world.meter.steps, seconds, _group_size(world), largest)
 
 
-async def _drain(world: Runtime, load: Load) -> tuple[Job, Run]:
+async def _drain(world: Runtime, load: Load) -> Run:
     env = world.env
     urls = [f"https://example.com/a/page/somewhere?id={number}" for number in range(load.count)]
-    submit = partial(start_job, env, urls, concurrency=load.inflight, attempts=3)
-    job, run = await for_step("submit", submit)
+    submit = partial(start_run, env, urls, concurrency=load.inflight, attempts=3)
+    run = await for_step("submit", submit)
     while run.status in RUN_LIVE:
         await trio.sleep(LOOK_S)
-        key = RunKey(job.job_id, run.run_id)
+        key = RunKey(run.job_id, run.run_id)
         seen = await for_step(BENCH, partial(env.store.read, key))
         assert seen is not None
         run = seen
-    return job, run
+    return run
 
 
-async def _largest_row(world: Runtime, job: Job, run: Run) -> int:
+async def _largest_row(world: Runtime, run: Run) -> int:
     """Of some tasks, in bytes: above 1,024 each write would be two units, and the meter too low."""
-    query = TasksOf(job_id=job.job_id, run_id=run.run_id, shard_count=run.shard_count, limit=100)
+    query = TasksOf(job_id=run.job_id, run_id=run.run_id, shard_count=run.shard_count, limit=100)
     return max(
-        item_bytes(to_item(TaskKey(job.job_id, run.run_id, task.task_id, task.shard), task))
+        item_bytes(to_item(TaskKey(run.job_id, run.run_id, task.task_id, task.shard), task))
         for task in await world.env.store.find(query)
     )
 

@@ -20,9 +20,9 @@ import trio
 
 from bench import ingest_variants, throughput_variants
 from bench.ingest_variants import RUN, Ingested, url_of
+from bench.local_run import start_run, wait_for_end
 from bench.throughput_variants import Measured
 from conveyor.bootstrap.runtime import Runtime, open_runtime
-from conveyor.cli.local_run import start_job, watch_run
 from conveyor.cli.shutdown import end_if_failed
 from conveyor.config import Settings, settings_from
 from conveyor.domain import ids, limits
@@ -105,14 +105,14 @@ async def drain(
     async with _worker(settings) as world:
         more = [_another_worker(settings, folder) for _ in range(processes - 1)]
         try:
-            job, run = await start_job(world.env, urls, concurrency=concurrency, attempts=3)
-            ended = await watch_run(world.env, job, run, lambda *_: None)
+            run = await start_run(world.env, urls, concurrency=concurrency, attempts=3)
+            totals = await wait_for_end(world.env, run)
         finally:
             for process in more:
                 process.terminate()
             for process in more:
                 await trio.to_thread.run_sync(process.wait)
-    assert ended.totals.successful == count
+    assert totals.successful == count
     seconds = time.perf_counter() - wall
     used = throughput_variants.cpu_s() - cpu
     return Measured(count, seconds, used, throughput_variants.rss_mb())

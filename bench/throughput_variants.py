@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 import trio
 
-from conveyor.cli.local_run import running_worker, start_job, watch_run
+from bench.local_run import running_worker, start_run, wait_for_end
 from conveyor.config import Settings
 
 
@@ -95,9 +95,9 @@ async def conveyor(urls: Iterator[str], concurrency: int, folder: Path, processe
         max_inflight=concurrency,
     )
     async with running_worker(settings, role="bench", processes=processes) as world:
-        job, run = await start_job(world.env, list(urls), concurrency=concurrency, attempts=3)
-        ended = await watch_run(world.env, job, run, lambda *_: None)
-    return ended.totals.successful
+        run = await start_run(world.env, list(urls), concurrency=concurrency, attempts=3)
+        totals = await wait_for_end(world.env, run)
+    return totals.successful
 
 
 def measure(name: str, url: str, count: int, concurrency: int, folder: Path) -> Measured:

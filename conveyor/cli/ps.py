@@ -14,10 +14,10 @@ from rich.tree import Tree
 
 from actors.runtime import Node
 from conveyor.bootstrap.runtime import SHARED_ENGINES, open_runtime
-from conveyor.cli.local_run import run_lines
 from conveyor.cli.progress import span
 from conveyor.cli.scrape.folder import STATE_NAME
 from conveyor.cli.shutdown import run_command
+from conveyor.cli.snapshot import run_lines
 from conveyor.config import Settings
 from conveyor.domain.run.wait_reason import WorkerReport
 from conveyor.process_status import NotRunning, RunLine, Snapshot, read_snapshot

@@ -19,6 +19,7 @@ from actors.child_process import STOP_S
 from actors.demand_reporter import DemandReporter
 from actors.runtime import Child, Strategy, Supervisor
 from conveyor.api.server.server import GRACE_S, HttpServer
+from conveyor.bootstrap.body_memory import body_memory_mb
 from conveyor.bootstrap.gateway import open_fetch_service
 from conveyor.bootstrap.local_gateway import LocalGateway
 from conveyor.bootstrap.runtime import (
@@ -29,9 +30,10 @@ from conveyor.bootstrap.runtime import (
     open_runtime,
 )
 from conveyor.cli.entry import set_deadline
-from conveyor.cli.local_run import inspection_child, shared_among
 from conveyor.cli.shutdown import STOP_S_MAX, cancel_on_signal, end_if_failed, run_command
+from conveyor.cli.snapshot import inspection_child
 from conveyor.config import Settings
+from conveyor.domain import limits
 from conveyor.gateway.server import HEAD_LIMITS
 from conveyor.logs import set_up_logging
 from conveyor.metrics_server import Monitor
@@ -56,6 +58,15 @@ def address_options(command: F) -> F:
 def at_address(settings: Settings, host: str | None, port: int | None) -> Settings:
     settings = settings if host is None else replace(settings, host=host)
     return settings if port is None else replace(settings, port=port)
+
+
+def shared_among(settings: Settings, processes: int) -> Settings:
+    """Divides concurrency and memory among the processes, rounded up."""
+    return replace(
+        settings,
+        concurrency=-(-settings.concurrency // processes),
+        body_memory_mb=max(-(-body_memory_mb(settings) // processes), limits.BODY_MEMORY_MB_MIN),
+    )
 
 
 @click.command()

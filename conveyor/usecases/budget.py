@@ -28,15 +28,6 @@ async def budget_of(env: Context, run: Run) -> Budget | None:
     return await env.store.read(BudgetKey(run.job_id, run.run_id))
 
 
-async def is_spent(env: Context, run: Run, price: int) -> bool:
-    """Returns whether no call is in progress and no further call at this price can be paid for."""
-    budget = await budget_of(env, run)
-    if budget is None or budget.left >= price:
-        return False
-    # A call in progress may return a part of its price, so the budget is not spent yet.
-    return await env.coordinator.count(run.run_id) == 0
-
-
 async def set_cap(env: Context, caller: CallerId, job_id: str, cap: BudgetCap) -> Job:
     """Changes the cap. A run that waits for its budget continues. A repeated request changes
     nothing."""

@@ -49,7 +49,6 @@ UNREACHED: dict[str, str] = {
     "queue.extend@actors.poller.host_limiter.HeldMessages.extend_forever": "only when a message is held for long",
     "blobs.delete_prefix@usecases.submit.staging.delete_if_unreferenced": _RACE,
     "store.commit@usecases.run.ingest.ingest_batch": "only when a list is taken up after its run has ended",
-    "coordinator.count@usecases.budget.is_spent": _CHARGES,
     "queue.bounce@actors.poller.poller.RunPoller._return_unfunded": _CHARGES,
     "store.read@usecases.budget._active": _CHARGES,
     "coordinator.count@actors.cross_process_signals.CrossProcessSignals._count": _AWS,

@@ -235,20 +235,20 @@ def read_content(source: str) -> Content:
     Every step takes time in proportion to the source, whatever it contains: each search begins
     where the last one ended, and no pattern can match across a `<`.
     """
-    shown: list[str] = []
+    visible_parts: list[str] = []
     texts: list[str] = []
     text_chars = script_chars = 0
     for hidden_in, part in _split_hidden(source):
         if hidden_in is not None:
             script_chars += len(part) if hidden_in == "script" else 0
             continue
-        shown.append(part)
+        visible_parts.append(part)
         for text in _read_texts(part):
             texts.append(text)
             text_chars += len(text)
             if text_chars > _TEXT_CHARS_MAX:
                 return Content(" ".join(texts), 0, 0, script_chars)
-    visible = " ".join(shown)
+    visible = " ".join(visible_parts)
     fields = sum(_IS_BUTTON.search(tag) is None for tag in _FIELD.findall(visible))
     images = len(_IMAGE.findall(visible))
     return Content(" ".join(texts), fields, images, script_chars)
