@@ -26,7 +26,6 @@ from bench.reference_design import RECEIVES, seeds_path
 from bench.scale import FRESH_MAX, WARM, arrive, count_done, insist, teller
 from bench.scale_table import SMALL
 from conveyor.engines.aws.client import usage as prices
-from conveyor.engines.aws.client.usage import Meter
 from conveyor.simulation.deterministic_trio import JumpClock
 
 MILLION = 1_000_000
@@ -36,6 +35,7 @@ LOOK_S = 0.5
 # A worker is a Fargate task of 1 vCPU and 2 GB. USD, us-east-1, Linux on x86.
 FARGATE_WORKER_HOUR = 0.04048 + 2 * 0.004445
 S3_GB_MONTH = 0.023
+DYNAMODB_GB_MONTH = 0.25
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -45,6 +45,7 @@ class Usage(msgspec.Struct, frozen=True):
     write_units: float
     read_units: float
     usd: Mapping[str, float]
+    row_bytes: float
     tasks_per_s: float
 
     @property
@@ -84,6 +85,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--slots", type=int, default=40, help="pages that a worker has in flight")
     parser.add_argument("--think", type=float, default=2.0, help="seconds that a page takes")
     parser.add_argument("--page-kb", type=float, default=20.0, help="of a body, for its storage")
+    parser.add_argument("--no-redis", action="store_true", help="with leases in the table")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     options = parser.parse_args(arguments)
@@ -100,11 +102,18 @@ def main(arguments: list[str]) -> None:
             shards=SHARDS,
             table_writes=WARM,
             think_s=options.think,
+            has_redis=not options.no_redis,
         )
         used = trio.run(measure, plan, part, callers, options.seed, clock=JumpClock())
         bills.append(used)
         show(name, used, plan, part, options.page_kb)
-    small = partial(small_jobs.measure, SMALL_WORKERS, SMALL_JOBS, options.seed)
+    small = partial(
+        small_jobs.measure,
+        SMALL_WORKERS,
+        SMALL_JOBS,
+        options.seed,
+        has_redis=not options.no_redis,
+    )
     small_jobs.show(trio.run(small, clock=JumpClock()), SMALL_WORKERS)
     compare(bills[0], bills[1], options.workers * options.slots, options.think)
     if options.json:
@@ -116,8 +125,7 @@ async def measure(plan: Plan, part: int, callers: int, seed: int) -> Usage:
     slots = plan.workers * plan.slots
     async with a_fleet(plan, seed) as fleet:
         await trio.sleep(20.0)  # All workers have seen one another.
-        meter = fleet.meter
-        before, began_at = snapshot(meter), trio.current_time()
+        before, began_at = snapshot(fleet), trio.current_time()
         small: list[float] = []
         long = await insist(lambda: fleet.submit(LONG, part, max_inflight=slots))
         async with trio.open_nursery() as nursery:
@@ -133,12 +141,14 @@ async def measure(plan: Plan, part: int, callers: int, seed: int) -> Usage:
         return usage_since(before, fleet, tasks, seconds)
 
 
-def snapshot(meter: Meter) -> tuple[Counter[str], dict[str, float]]:
+def snapshot(fleet: Fleet) -> tuple[Counter[str], dict[str, float]]:
+    meter = fleet.meter
     return Counter(meter.calls), {
         "write_units": meter.write_units,
         "read_units": meter.read_units,
         "sqs": meter.sqs_requests,
         "all": meter.price_millionths,
+        "rows": fleet.stored_row_bytes(),
     }
 
 
@@ -146,7 +156,7 @@ def usage_since(
     before: tuple[Counter[str], dict[str, float]], fleet: Fleet, tasks: int, seconds: float
 ) -> Usage:
     calls_before, sums_before = before
-    calls_now, sums_now = snapshot(fleet.meter)
+    calls_now, sums_now = snapshot(fleet)
     grown = {name: (sums_now[name] - sums_before[name]) / tasks for name in sums_now}
     by_service: Counter[str] = Counter()
     for name, count in (calls_now - calls_before).items():
@@ -162,6 +172,7 @@ def usage_since(
         write_units=grown["write_units"],
         read_units=grown["read_units"],
         usd=usd,
+        row_bytes=grown["rows"],
         tasks_per_s=tasks / seconds,
     )
 
@@ -179,13 +190,16 @@ def show(name: str, used: Usage, plan: Plan, part: int, page_kb: float) -> None:
     for what, usd in used.usd.items():
         print(f"  {what:34}{usd:>9.3f} USD")
     print(f"  {'without hours and storage':34}{used.usd_per_million:>9.3f} USD")
-    redis = hours * prices.REDIS_HOUR / 1e6
+    redis = hours * prices.REDIS_HOUR / 1e6 * plan.has_redis
     print(f"  {f'Redis, 2 nodes for {hours:.2f} h':34}{redis:>9.3f} USD")
     fargate = hours * plan.workers * FARGATE_WORKER_HOUR
     print(f"  {f'Fargate, 1 vCPU and 2 GB, {hours:.2f} h':34}{fargate:>9.3f} USD")
-    storage = MILLION * page_kb * 1e3 / 1e9 * S3_GB_MONTH
-    print(f"  {f'S3, {page_kb:g} KB a page, a month':34}{storage:>9.3f} USD")
-    print(f"  {'the whole bill':34}{used.usd_per_million + redis + fargate + storage:>9.3f} USD")
+    pages = MILLION * page_kb * 1e3 / 1e9 * S3_GB_MONTH
+    print(f"  {f'S3, {page_kb:g} KB a page, a month':34}{pages:>9.3f} USD")
+    rows = MILLION * used.row_bytes / 1e9 * DYNAMODB_GB_MONTH
+    print(f"  {f'rows, {used.row_bytes:,.0f} bytes a task, a month':34}{rows:>9.3f} USD")
+    whole = used.usd_per_million + redis + fargate + pages + rows
+    print(f"  {'the whole bill':34}{whole:>9.3f} USD")
 
 
 def compare(alone: Usage, fleet: Usage, inflight: int, page_s: float) -> None:

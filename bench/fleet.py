@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
@@ -47,6 +48,8 @@ EPOCH_S = 1_800_000_000.0
 LATENCY_S = (0.002, 0.012)
 # Calls that a key may have under way, for each slot: the plan at the gateway is not the limit here.
 PLAN_SLOTS = 2
+# What DynamoDB adds to each item, and to each entry of an index, when it bills storage.
+ITEM_OVERHEAD_BYTES = 100
 BODY = b"<p>a page</p>" * 40
 T = TypeVar("T")
 
@@ -64,6 +67,7 @@ class Plan:
     table_writes: float
     think_s: float
     scaling: str | None = None
+    has_redis: bool = True  # Without one, leases are rows of the table.
 
     @property
     def pessimism(self) -> FaultRates:
@@ -85,7 +89,7 @@ class Plan:
             task_shard_count=self.shards,
             concurrency=self.slots,
             scaling=self.scaling,
-            redis_url="redis://modelled",
+            redis_url="redis://modelled" if self.has_redis else None,
             sync_tasks_max=100,  # A part of a long list is treated as one: staged, and in shards.
         )
 
@@ -164,6 +168,15 @@ class Fleet:
         job_id = JobId(self.env.new_id())
         return await submit(self.env, CallerId(caller), submission, job_id=job_id)
 
+    def stored_row_bytes(self) -> int:
+        """Bytes that DynamoDB bills for the storage of all rows and their entries in indexes."""
+        table = self.model.dynamodb.table(self.plan.settings.table)
+        partitions = chain(
+            table.partitions.values(), *(i.partitions.values() for i in table.indexes.values())
+        )
+        rows = [row for partition in partitions for row in partition.rows.values()]
+        return sum(row.size_bytes + ITEM_OVERHEAD_BYTES for row in rows)
+
     def written_units(self) -> Mapping[Place, float]:
         """Write units by partition, so far."""
         return Counter(self.model.dynamodb.capacity(self.plan.settings.table).written)
@@ -230,9 +243,8 @@ async def a_worker(
     )
     owner = ids.mint_ulid(clock.now(), draw)
     local = LocalSignals(mail.discovery.address, mail.streamer.address)
-    async with open_on(
-        settings, engine, redis.link(), random=draw, owner=owner, local=local
-    ) as shared:
+    link = redis.link() if plan.has_redis else None
+    async with open_on(settings, engine, link, random=draw, owner=owner, local=local) as shared:
         env = make_env(settings, shared, clock, draw, mail, InlineExecutor())
         yield Runtime(
             settings=settings,

@@ -13,6 +13,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -127,8 +128,10 @@ class SmallJobs:
     seconds: float
 
 
-async def measure(workers: int, jobs: int, seed: int) -> SmallJobs:
-    plan = Plan(workers=workers, slots=40, shards=8, table_writes=WARM, think_s=2.0)
+async def measure(workers: int, jobs: int, seed: int, *, has_redis: bool = True) -> SmallJobs:
+    plan = Plan(
+        workers=workers, slots=40, shards=8, table_writes=WARM, think_s=2.0, has_redis=has_redis
+    )
     meter = SteppedMeter()
     async with a_fleet(plan, seed, meter) as fleet:
         await trio.sleep(SETTLED_S)
@@ -206,9 +209,13 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench small_jobs", description=__doc__)
     parser.add_argument("--workers", type=int, default=10)
     parser.add_argument("--jobs", type=int, default=60)
+    parser.add_argument("--no-redis", action="store_true", help="with leases in the table")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
     logging.disable(logging.WARNING)
     gc.set_threshold(FRESH_MAX, 20, 100)
-    measured = trio.run(measure, options.workers, options.jobs, options.seed, clock=JumpClock())
+    run = partial(
+        measure, options.workers, options.jobs, options.seed, has_redis=not options.no_redis
+    )
+    measured = trio.run(run, clock=JumpClock())
     show(measured, options.workers)
