@@ -12,15 +12,19 @@ a page costs. Regular expressions over the whole text took 0.18 and 0.42 ms. A p
 and hardly any text takes up to 2 ms, because its source is searched for every marker.
 
 A rule must not mistake content for a block: pages that write about captchas, embed one in a form,
-or show a cookie banner are content. So each rule names what only such a page has, or bounds the
-visible text. When in doubt a page is content: a caller can state conditions of his own.
+or show a cookie banner are content, and so is a film that is called Forbidden. So each rule names
+what only such a page has, or says to its visitor, and bounds the visible text. When in doubt a page
+is content: a caller can state conditions of his own.
+
+Only pages are judged by what they contain. Downloads, parts of a page, and data with the type of a
+page, such as JSON or a feed, are what the site sent for the URL.
 """
 
 from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from enum import StrEnum
 from functools import cache, cached_property
 from importlib.resources import files
@@ -38,12 +42,17 @@ _TEXT_CHARS_MAX = 4000
 # So much of a page is read at a time.
 _PIECE_CHARS = 8 * 1024
 _TITLE_CHARS_MAX = 300
-_HTML_TYPES = ("text/html", "application/xhtml+xml", "application/octet-stream", "text/plain")
+_UNKNOWN_TYPE = "application/octet-stream"
+_HTML_TYPES = frozenset({"text/html", "application/xhtml+xml"})
+# What begins like this is data, whatever its type says: JSON, a feed, a sitemap.
+_DATA_STARTS = (b"{", b"[", b"<rss", b"<feed", b"<urlset", b"<sitemapindex", b"<rdf")
+_XML_DECLARATION = re.compile(rb"<\?xml[^<>]{0,200}\?>\s*")
 # Comments, and elements whose content is not shown.
-_HIDDEN = re.compile(r"<(?:!--|(head|noscript|script|style|svg|template)(?=[\s>])[^<>]*>)")
+_HIDDEN = re.compile(r"<(?:!--|(head|noscript|script|style|svg|template|title)(?=[\s>])[^<>]*>)")
 _FIELD = re.compile(r"<(?:input|textarea|select)\b[^<>]*")
 _IS_BUTTON = re.compile(r"type\s*=\s*[\"']?(?:hidden|submit|button|image)")
-_IMAGE = re.compile(r"<(?:img|picture|video|canvas)\b")
+_IMAGE = re.compile(r"<(?:img|picture|video|audio|canvas|iframe|embed|object)\b")
+_WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)?")
 _SPACES = re.compile(r"\s+")
 # What separates the parts of a title, such as the name of the page and that of the site.
 _TITLE_PARTS = re.compile(r"\s[|\u2013\u2014\u00b7\u2022:»-]+\s|\s*[|»]\s*")
@@ -94,10 +103,13 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     status: tuple[int, ...] = ()
     headers: dict[str, str] = {}  #: One of them contains its text.
     url: tuple[str, ...] = ()  #: The final URL contains one of them.
+    url_also: tuple[str, ...] = ()  #: The final URL contains one of them too.
     title: tuple[str, ...] = ()  #: The title, or a part of it, is one of them.
     markers: tuple[str, ...] = ()  #: The source contains one of them.
     also: tuple[str, ...] = ()  #: The source contains one of them too.
     text: tuple[str, ...] = ()  #: The visible text contains one of them.
+    either: tuple[str, ...] = ()  #: The source or the visible text contains one of them.
+    words: frozenset[str] = frozenset()  #: The visible text has no other words, or none.
     text_chars_max: int | None = None
     bytes_max: int = READ_BYTES_MAX
     fields_max: int | None = None  #: Fields of forms that are not hidden.
@@ -107,9 +119,10 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         bound = self.text_chars_max
         is_bounded = bound is not None and bound <= _TEXT_CHARS_MAX
-        needs_text = self.text or self.fields_max is not None or self.images_max is not None
+        counts = (self.fields_max, self.images_max, self.script_chars_max)
+        needs_content = self.text or self.either or self.words or counts != (None, None, None)
         # Otherwise the rule would be tried on a page whose content was not read to its end.
-        assert is_bounded or (bound is None and not needs_text and self.script_chars_max is None)
+        assert is_bounded or (bound is None and not needs_content)
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -119,13 +132,32 @@ class Finding(msgspec.Struct, frozen=True):
     rule: str
 
 
+class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    lists: dict[str, tuple[str, ...]]
+    rules: tuple[Rule, ...]
+
+
 @cache
 def load_rules() -> tuple[Rule, ...]:
-    class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-        rules: tuple[Rule, ...]
-
     text = files(__package__).joinpath("rules.toml").read_bytes()
-    return msgspec.toml.decode(text, type=Document).rules
+    document = msgspec.toml.decode(text, type=_Document)
+    return tuple(_expand(rule, document.lists) for rule in document.rules)
+
+
+def _expand(rule: Rule, lists: Mapping[str, tuple[str, ...]]) -> Rule:
+    """Puts the lists in the place of their names."""
+
+    def expand(texts: Iterable[str]) -> Iterator[str]:
+        for text in texts:
+            yield from lists[text[1:]] if text.startswith("*") else (text,)
+
+    return msgspec.structs.replace(
+        rule,
+        title=tuple(expand(rule.title)),
+        markers=tuple(expand(rule.markers)),
+        text=tuple(expand(rule.text)),
+        words=frozenset(expand(rule.words)),
+    )
 
 
 @cache
@@ -151,8 +183,9 @@ def _holds(rule: Rule, facts: PageFacts) -> bool:
         text in page.headers.get(name, "").lower() for name, text in rule.headers.items()
     ):
         return False
-    if rule.url and not any(part in page.url.lower() for part in rule.url):
-        return False
+    for parts in (rule.url, rule.url_also):
+        if parts and not any(part in page.url.lower() for part in parts):
+            return False
     if not (rule.title or rule.markers or rule.text or rule.text_chars_max is not None):
         return True
     return facts.is_html and len(page.body) <= rule.bytes_max and _source_holds(rule, facts)
@@ -173,7 +206,26 @@ def _source_holds(rule: Rule, facts: PageFacts) -> bool:
     for markers in (rule.markers, rule.also):
         if markers and not any(marker in facts.source for marker in markers):
             return False
-    return not rule.text or any(text in facts.content.text for text in rule.text)
+    # A heading that repeats the title says no more than the title does.
+    titles = facts.title_parts.intersection(rule.title)
+    shown = _without(facts.content.text, titles)
+    if rule.text and not any(text in shown for text in rule.text):
+        return False
+    if rule.either:
+        source = _without(facts.source, titles)
+        if not any(text in shown or text in source for text in rule.either):
+            return False
+    return not rule.words or rule.words.issuperset(_WORD.findall(facts.content.text))
+
+
+def _without(text: str, parts: Collection[str]) -> str:
+    for part in parts:
+        text = text.replace(part, "")
+    return text
+
+
+def _is_download(disposition: str) -> bool:
+    return disposition.strip().lower().startswith("attachment")
 
 
 class Content(msgspec.Struct, frozen=True):
@@ -193,11 +245,18 @@ class PageFacts:
 
     @cached_property
     def is_html(self) -> bool:
-        kind = self.page.content_type.partition(";")[0].strip().lower()
-        if kind in {"text/html", "application/xhtml+xml"}:
-            return bool(self.page.body)
-        start = self.page.body[:512].lstrip().lower()
-        return kind in _HTML_TYPES and start.startswith((b"<!doctype html", b"<html", b"<head"))
+        headers = self.page.headers
+        if self.page.status == 206 or _is_download(headers.get("content-disposition", "")):
+            return False
+        start = self.page.body[:512].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+        declared = headers.get("content-type", self.page.content_type)
+        kind = declared.partition(";")[0].strip().lower()
+        if kind not in _HTML_TYPES:
+            # Some sites do not name a type. A browser shows such an answer as a page too.
+            is_unnamed = not kind or ("content-type" not in headers and kind == _UNKNOWN_TYPE)
+            return is_unnamed and start.startswith((b"<!doctype html", b"<html", b"<head"))
+        start = _XML_DECLARATION.sub(b"", start, count=1)
+        return bool(start) and not start.startswith(_DATA_STARTS)
 
     @property
     def shows_little(self) -> bool:
@@ -218,7 +277,7 @@ class PageFacts:
             return frozenset()
         end = self.source.find("</title", begin)
         title = self.source[begin : min(end if end >= 0 else begin, begin + _TITLE_CHARS_MAX)]
-        title = _SPACES.sub(" ", html.unescape(title))
+        title = _SPACES.sub(" ", html.unescape(title)).replace("\u2019", "'")
         return frozenset(
             part.strip(_TITLE_EDGES) for part in (title, *_TITLE_PARTS.split(title))
         ) - {""}
