@@ -82,6 +82,11 @@ class Rendering(msgspec.Struct, frozen=True, kw_only=True):
     width: int = 1920
     height: int = 1080
 
+    @property
+    def has_own_form(self) -> bool:
+        """Whether the result is another document than the HTML of the page."""
+        return self.is_json or self.is_pdf or self.screenshot is not None
+
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     """`partition` names the caller: two of them share no connection. `params` are the checked
@@ -130,12 +135,13 @@ def call_from(
         raise CallFailed(Fault.METHOD_NOT_ALLOWED, f"The method is one of {', '.join(METHODS)}.")
     params = {name: value for name, value in query.items() if name not in {"apikey", "url"}}
     own = {name: params.pop(name, default) for name, default in _ONLY_OF_CALLS.items()}
-    wants_headers = params.pop("custom_headers", "").lower() in _ON
+    wants_headers = _is_on({"custom_headers": params.pop("custom_headers", "")}, "custom_headers")
     try:
         values = check_params(params).values
         support.check(values)
     except InvalidParam as error:
         raise bad_parameter(error.detail) from None
+    _is_on(values, "premium_proxy")
     rendering = _rendering_from(method, values, own)
     if rendering is not None and method != "GET":
         raise bad_parameter("js_render cannot be combined with a body: only GET is rendered.")
@@ -181,9 +187,7 @@ def _rendering_from(
     method: str, values: Mapping[str, str], own: Mapping[str, str]
 ) -> Rendering | None:
     is_pdf = values.get("response_type") == "pdf"
-    has_screenshot = any(
-        own[name].lower() in _ON for name in ("screenshot", "screenshot_fullpage")
-    ) or bool(own["screenshot_selector"])
+    has_screenshot = _has_screenshot(own)
     for name in ("js_render", "premium_proxy"):
         if "mode" in values and name in values:
             raise bad_parameter(f"mode=auto chooses {name} by itself.")
@@ -193,12 +197,18 @@ def _rendering_from(
             name for name in sorted(OF_THE_BROWSER) if values.get(name, "").lower() not in _OFF
         ]
         needing += ["response_type=pdf"] if is_pdf else []
-        needing += ["screenshot"] if has_screenshot else []
+        needing += [
+            name
+            for name, default in _ONLY_OF_CALLS.items()
+            if own[name] != default and not (default == "false" and own[name].lower() in _OFF)
+        ]
         if needing:
             raise bad_parameter(f"{needing[0]} needs js_render=true.")
         return None
     has_other_result = has_screenshot or _is_on(values, "json_response")
-    if find_extracting(values) and not is_pdf and has_other_result:
+    if is_pdf and has_other_result:
+        raise bad_parameter("response_type=pdf cannot be combined with another form of the page.")
+    if find_extracting(values) and has_other_result:
         raise bad_parameter("json_response and screenshots have no page to extract from.")
     return Rendering(
         wait_s=_number("wait", values.get("wait") or "0", WAIT_MS_MAX) / 1000,
@@ -211,6 +221,17 @@ def _rendering_from(
         width=_number("window_width", own["window_width"], PIXELS_MAX),
         height=_number("window_height", own["window_height"], PIXELS_MAX),
     )
+
+
+def _has_screenshot(own: Mapping[str, str]) -> bool:
+    """Raises CallFailed for an option of a screenshot that is not taken."""
+    wishes = [_is_on(own, name) for name in ("screenshot", "screenshot_fullpage")]
+    if any(wishes) or own["screenshot_selector"]:
+        return True
+    for name in ("screenshot_format", "screenshot_quality"):
+        if own[name] != _ONLY_OF_CALLS[name]:
+            raise bad_parameter(f"{name} needs screenshot=true.")
+    return False
 
 
 def _tries_plain(values: Mapping[str, str], own: Mapping[str, str]) -> bool:

@@ -12,7 +12,8 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     """A response of a site, with any status.
 
     `url` is where redirects led. `headers` have names in lower case. `report` is what a browser
-    observed; it is None for a plain fetch.
+    observed; it is None for a plain fetch. `html` is the page of which `body` is a picture or a
+    PDF. `site_type` is the type that the site stated, if a browser made HTML of its answer.
     """
 
     url: str
@@ -20,6 +21,8 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     headers: tuple[tuple[str, str], ...]
     body: bytes
     report: RenderReport | None = None
+    html: bytes | None = None
+    site_type: str | None = None
 
     def header(self, name: str) -> str | None:
         return next((value for key, value in self.headers if key == name), None)

@@ -158,6 +158,9 @@ class Service:
         try:
             return await self._renderer.render(call, dial)
         except NotRenderable:
+            if call.rendering is not None and call.rendering.has_own_form:
+                detail = "the URL is a download, of which a browser shows nothing"
+                raise CallFailed(Fault.NOT_EXTRACTED, detail) from None
             # A download has nothing to render.
             return await fetch_plain(pool, call, deadline)
 
@@ -177,7 +180,8 @@ class Service:
             )
             if isinstance(outcome, NotScraped):
                 raise failure_of_content(outcome)
-            body, content_type = outcome.body, outcome.content_type
+            if page.html is None:
+                body, content_type = outcome.body, outcome.content_type
         if call.rendering is not None and call.rendering.is_json and page.report is not None:
             body, content_type = _json_of(page), "application/json"
         return Answer(
@@ -199,12 +203,17 @@ def _wishes_from(call: Call) -> Wishes:
 
 
 def _judged_page(page: Page) -> JudgedPage:
+    """A picture of a page is judged by the page. What a browser makes of an answer is HTML, and
+    is judged as what the site sent."""
+    headers = dict(page.headers)
+    if page.site_type is not None:
+        headers["content-type"] = page.site_type
     return JudgedPage(
         url=page.url,
         status=page.status,
-        headers=dict(page.headers),
-        content_type=page.content_type,
-        body=page.body,
+        headers=headers,
+        content_type=page.content_type if page.html is None else "text/html; charset=utf-8",
+        body=page.body if page.html is None else page.html,
     )
 
 

@@ -86,6 +86,24 @@ def test_a_body_and_headers_reach_the_site(client: ZenRowsClient, site: LocalSit
         ("{site}/", {"js_render": "true", "js_instructions": '[{"dance": 1}]'}, 400, "REQS004"),
         ("{site}/", {"js_render": "true", "block_resources": "wishes"}, 400, "REQS004"),
         ("{site}/", {"js_render": "perhaps"}, 400, "REQS004"),
+        ("{site}/", {"premium_proxy": "perhaps"}, 400, "REQS004"),
+        ("{site}/", {"custom_headers": "perhaps"}, 400, "REQS004"),
+        ("{site}/", {"js_render": "true", "screenshot": "perhaps"}, 400, "REQS004"),
+        ("{site}/", {"js_render": "true", "screenshot_format": "jpeg"}, 400, "REQS004"),
+        ("{site}/", {"js_render": "true", "screenshot_quality": "9"}, 400, "REQS004"),
+        ("{site}/", {"window_width": "800"}, 400, "REQS004"),
+        (
+            "{site}/",
+            {"js_render": "true", "response_type": "pdf", "screenshot": "true"},
+            400,
+            "REQS004",
+        ),
+        (
+            "{site}/",
+            {"js_render": "true", "response_type": "pdf", "json_response": "true"},
+            400,
+            "REQS004",
+        ),
     ],
 )
 def test_failures_have_the_codes_of_the_api(
@@ -99,6 +117,13 @@ def test_failures_have_the_codes_of_the_api(
 
     assert (answer.status_code, answer.json()["code"]) == (status, code)
     assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_what_is_switched_off_asks_for_nothing(client: ZenRowsClient, site: LocalSite) -> None:
+    off = {"js_render": "false", "screenshot": "0", "autoparse": "false", "premium_proxy": "false"}
+    answer = client.get(f"{site.url}/", params=off)
+
+    assert (answer.status_code, answer.content) == (200, site.pages["/"][2])
 
 
 def test_a_post_is_not_rendered(client: ZenRowsClient, site: LocalSite) -> None:

@@ -42,6 +42,13 @@ def shop() -> Iterator[LocalSite]:
         "/consent": html(CONSENT),
         "/refused": html(SHELL, 403),
         "/gone": html("<title>Page not found</title><h1>Page not found</h1>"),
+        "/blocked": html("<title>Access denied</title><h1>Access denied</h1>"),
+        "/data": (
+            200,
+            {"Content-Type": "application/json"},
+            b'{"error": "your ip has been blocked"}',
+        ),
+        "/source": (200, {"Content-Type": "text/plain"}, SHELL.encode()),
     }
     with serve_site(pages) as site:
         yield site
@@ -138,6 +145,48 @@ def test_what_is_no_page_is_told_apart(
 
     assert (answer.status_code, answer.json()["code"]) == (status, code)
     assert detail in answer.json()["detail"]
+
+
+@needs_chromium
+@pytest.mark.parametrize(
+    "form", [{"response_type": "pdf"}, {"screenshot": "true"}, {"json_response": "true"}]
+)
+def test_a_picture_or_pdf_of_a_refusal_is_no_success(
+    client: ZenRowsClient, shop: LocalSite, form: dict[str, str]
+) -> None:
+    refused = client.get(f"{shop.url}/blocked", params={"js_render": "true", **form})
+    unmet = {"js_render": "true", "must_contain": "green", **form}
+    other = client.get(f"{shop.url}/product", params=unmet)
+    met = client.get(f"{shop.url}/product", params={**unmet, "must_contain": "Blue mug"})
+
+    assert (refused.status_code, refused.json()["code"]) == (422, "RESP001")
+    assert "page_blocked" in refused.json()["detail"]
+    assert "must_contain_not_met" in other.json()["detail"]
+    assert met.status_code == 200
+
+
+@needs_chromium
+@pytest.mark.parametrize("path", ["/data", "/source"])
+def test_what_a_browser_makes_of_data_is_not_judged_as_a_page(
+    client: ZenRowsClient, shop: LocalSite, path: str
+) -> None:
+    plain = client.get(f"{shop.url}{path}")
+    rendered = client.get(f"{shop.url}{path}", params={"js_render": "true"})
+
+    assert plain.content == shop.pages[path][2]
+    assert rendered.status_code == 200
+
+
+@needs_chromium
+@pytest.mark.parametrize(
+    "form", [{"response_type": "pdf"}, {"screenshot": "true"}, {"json_response": "true"}]
+)
+def test_a_download_has_no_picture(
+    client: ZenRowsClient, shop: LocalSite, form: dict[str, str]
+) -> None:
+    answer = client.get(f"{shop.url}/file", params={"js_render": "true", **form})
+
+    assert (answer.status_code, answer.json()["code"]) == (415, "RESP003")
 
 
 @needs_chromium

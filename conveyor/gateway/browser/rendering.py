@@ -209,7 +209,9 @@ class _BrowserPage:
         screenshot = None
         if rendering.screenshot is not None:
             screenshot = await self._take_screenshot(rendering.screenshot)
-        body, content_type = await self._read_body(rendering, screenshot)
+        html = await self._read_html()
+        picture = await self._read_picture(rendering, screenshot)
+        body, content_type = (html, "text/html; charset=utf-8") if picture is None else picture
         headers = tuple(pair for pair in response.headers if pair[0] not in _OF_THE_TRANSFER)
         xhr = await self._read_xhr() if rendering.is_json else []
         return Page(
@@ -218,20 +220,27 @@ class _BrowserPage:
             headers=(("content-type", content_type), *headers),
             body=body,
             report=RenderReport(xhr=xhr, instructions=instructions, screenshot=screenshot),
+            html=None if picture is None else html,
+            site_type=dict(response.headers).get("content-type", ""),
         )
 
-    async def _read_body(
+    async def _read_picture(
         self, rendering: Rendering, screenshot: dict[str, Any] | None
-    ) -> tuple[bytes, str]:
+    ) -> tuple[bytes, str] | None:
+        """Returns the PDF or the screenshot, if one of them is the result."""
         if rendering.is_pdf:
             printed = await self._command("Page.printToPDF", {"printBackground": True})
             return base64.b64decode(printed["data"]), "application/pdf"
         if screenshot is not None and not rendering.is_json:
             return base64.b64decode(screenshot["data"]), screenshot["type"]
+        return None
+
+    async def _read_html(self) -> bytes:
         html = await self.evaluate(_READ_HTML, limits.BODY_BYTES_MAX)
         if html is None:
             raise CallFailed(Fault.TOO_LARGE, f"it has more than {limits.BODY_BYTES_MAX} bytes")
-        return html.encode(errors="replace"), "text/html; charset=utf-8"
+        encoded: bytes = html.encode(errors="replace")
+        return encoded
 
     async def _take_screenshot(self, options: Screenshot) -> dict[str, Any]:
         metrics = await self._command("Page.getLayoutMetrics")
