@@ -573,6 +573,8 @@ async def _rules_of(
 
 
 def _rules_from(task: Task, body: bytes | None) -> RobotsRules:
+    if task.result is not None and task.result.http_status >= 400:
+        return RobotsRules()
     if body is not None:
         return parse_robots(body[:ROBOTS_BYTES_MAX].decode(errors="replace"), AGENT)
     problem = task.problem

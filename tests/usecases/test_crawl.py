@@ -19,6 +19,7 @@ from conveyor.domain.lifecycle import RUN_LIVE, TASK_TERMINAL
 from conveyor.domain.model import FailureReason, JobStatus, RunStatus, Task, TaskRef
 from conveyor.domain.queries import TasksOf
 from conveyor.domain.run.settlement import Claimed
+from conveyor.domain.submit.scraper_params import allowed_statuses
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.gateway import NotScraped, Scraped
 from conveyor.usecases import crawl as crawls
@@ -288,6 +289,32 @@ async def test_robots_txt_is_fetched_once_and_obeyed(autojump_clock: MockClock) 
     assert job is not None
     assert job.host_limits is not None
     assert job.host_limits.limit_for("example.com").rate_per_s == 0.25
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 410])
+async def test_a_site_without_robots_txt_is_crawled_whatever_the_gateway_calls_its_answer(
+    status: int,
+) -> None:
+    """A remote gateway has codes of its own for these, unless it is asked for the answer."""
+
+    class Remote(Site):
+        def answer(self, url: str) -> Scraped | NotScraped:
+            if not url.endswith("/robots.txt"):
+                return super().answer(url)
+            asked = [task for task in requested if task.url == url]
+            if status in allowed_statuses(asked[-1].params or {}):
+                return Scraped(status=status, content_type="text/html", body=b"Disallow: /")
+            problem = make_problem("RESP001", "The page could not be fetched", 422)
+            return NotScraped(reason=FailureReason.BLOCKED, problem=problem, retryable=False)
+
+    world, site = a_world(), Remote({"/0": linked(1), "/1": ""})
+    crawl, requested = await create(world), list[Task]()
+    await crawls.advance(world.env, await current(world, crawl), CrawlMemory())
+    requested += await tasks_of(world, crawl)
+    crawl = await crawl_to_end(world, crawl, site)
+
+    assert crawl.status is CrawlStatus.COMPLETED
+    assert set(await kept(world, crawl)) == {"/0", "/1"}
 
 
 async def test_a_start_page_that_may_not_be_or_cannot_be_fetched_fails_the_crawl() -> None:

@@ -17,7 +17,7 @@ import msgspec
 from conveyor.domain import lifecycle
 from conveyor.domain.changes import Change, CrawlKey, CrawlStepKey, Guard, Insert, Update, Write
 from conveyor.domain.crawl.links import Reading
-from conveyor.domain.crawl.robots import RobotsRules
+from conveyor.domain.crawl.robots import ROBOTS_STATUSES, RobotsRules
 from conveyor.domain.crawl.urls import LinkFilter, host_in, normalise, origin_of, site_of
 from conveyor.domain.crawl_record import (
     Crawl,
@@ -329,8 +329,9 @@ def _admit(plan: StepPlanner, job: Job, run: Run, now: float) -> Change:
 
 def _params_of(crawl: Crawl, new: NewTask) -> dict[str, str] | None:
     """Only pages are rendered or converted: a robots.txt and a sitemap are read as they are."""
-    is_page = new.entry is not None and new.entry.kind is EntryKind.PAGE
-    return crawl.rules.page_params if is_page else None
+    if new.entry is None:
+        return {"allowed_status_codes": ROBOTS_STATUSES}
+    return crawl.rules.page_params if new.entry.kind is EntryKind.PAGE else None
 
 
 def claim(crawl: Crawl, *, due_at: float, now: float) -> Change:

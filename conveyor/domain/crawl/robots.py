@@ -8,6 +8,9 @@ import msgspec
 
 # RFC 9309, 2.5: a crawler parses at least the first 500 KiB.
 ROBOTS_BYTES_MAX = 512 * 1024
+# Statuses that say what a site has for robots.txt: the file, or that there is none. A gateway that
+# is asked to return them says which one it was, and no verdict is made on the content.
+ROBOTS_STATUSES = "200,400,401,402,403,404,405,406,410,418,421,422,451"
 AGENT = "conveyor"
 """The name that groups of a robots.txt use for this program."""
 # Some sites ask for hours between two pages. A crawler that waits longer would never end.
