@@ -68,6 +68,7 @@ from conveyor.engines.http.direct import DirectGateway
 from conveyor.engines.http.webhook import WebhookNotifier
 from conveyor.engines.redis.fallback_coordinator import FallbackCoordinator
 from conveyor.engines.system import SystemClock
+from conveyor.gateway.content import open_processor
 from conveyor.http_client.connection_limits import PoolLimits
 from conveyor.http_client.pool import HttpPool
 from conveyor.http_server.connection import Listener
@@ -230,12 +231,16 @@ async def _aws_world() -> AsyncGenerator[Runtime, None]:
             cache=shared.cache,
             is_apart=shared.is_away,
         )
-        with _pool() as pages, _pool() as webhooks:
+        with (
+            _pool() as pages,
+            _pool() as webhooks,
+            open_processor(env.executor) as processor,
+        ):
             yield Runtime(
                 settings=settings,
                 env=env,
                 mail=mail,
-                gateway=DirectGateway(pages, now=env.now),
+                gateway=DirectGateway(pages, now=env.now, processor=processor),
                 notifier=WebhookNotifier(webhooks, now=env.now),
                 limiter=FairLimiter(capacity=settings.concurrency),
                 metrics=make_metrics(CollectorRegistry()),

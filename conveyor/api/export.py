@@ -11,7 +11,6 @@ from conveyor.api.results import REDIRECT, direct_reply, log_damage_while_sendin
 from conveyor.api.route import Access, Command, Example, Parameter, Query, Route
 from conveyor.api.server.problem import BadRange
 from conveyor.api.server.request import Download, RequestContext, Response, Work, json_reply
-from conveyor.api.webhook import why_no_receiver
 from conveyor.domain.changes import ExportKey, RunKey
 from conveyor.domain.errors import Conflict, InvalidArgument
 from conveyor.domain.export.formats import ENCODERS
@@ -54,7 +53,7 @@ def _destination_from(env: Context, request: DestinationInput) -> Destination:
     bucket = request.s3
     url = request.url if bucket is None else _object_url(bucket)
     assert url is not None
-    why = why_no_receiver(env.config.webhooks, url, chars_max=LOCATION_CHARS_MAX)
+    why = env.config.webhooks.forbids_receiver(url, chars_max=LOCATION_CHARS_MAX)
     if why is not None:
         raise InvalidArgument(
             f"The destination must be a public https URL: {why}.", pointer="/destination"

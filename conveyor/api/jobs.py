@@ -25,7 +25,6 @@ from conveyor.api.runs import STORAGE_QUOTAS, fresh_run_response
 from conveyor.api.schedule import cached_job_response, show_job
 from conveyor.api.server.request import RequestContext, Response, Work, json_reply
 from conveyor.api.streaming_submit import StreamingSubmit
-from conveyor.api.webhook import webhook_from
 from conveyor.domain import limits, queries
 from conveyor.domain.budget import BudgetCap
 from conveyor.domain.changes import JobKey
@@ -193,7 +192,9 @@ def _metadata_from(request: SubmitJobRequest) -> dict[str, str] | None:
 
 
 def webhook_input_from(env: Context, webhook: WebhookInput | None) -> Webhook | None:
-    return None if webhook is None else webhook_from(env, webhook, pointer="/webhook")
+    if webhook is None:
+        return None
+    return webhooks.make_webhook(env, webhook.url, signature=webhook.signature, pointer="/webhook")
 
 
 class LongSubmit(StreamingSubmit):

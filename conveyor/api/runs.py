@@ -42,9 +42,8 @@ from conveyor.schemas.responses import (
     SeriesResponse,
 )
 from conveyor.schemas.views import bucket_view, fetch_view, run_view
-from conveyor.usecases.budget import budget_of
 from conveyor.usecases.context import Context
-from conveyor.usecases.lookup import load_owned_job, load_owned_run, totals_of
+from conveyor.usecases.lookup import load_budget, load_owned_job, load_owned_run, totals_of
 from conveyor.usecases.run import audit, results, run_progress, runs
 from conveyor.usecases.run import rerun as reruns
 from conveyor.usecases.run.rerun import RerunFilter
@@ -69,7 +68,7 @@ async def cached_run_response(env: Context, run: Run) -> RunResponse:
 
 async def _view(env: Context, run: Run, totals: Totals) -> RunResponse:
     progress = await run_progress.load_progress(env, run, totals)
-    budget = await budget_of(env, run)
+    budget = await load_budget(env, run)
     expiring = msgspec.structs.replace(run, expires_at=results.run_instant(env, run))
     return run_view(
         expiring,

@@ -8,9 +8,7 @@ from functools import partial
 from conveyor.api.route import CURSOR, LIMIT, Command, Example, Query, Route, make_handler
 from conveyor.api.server.request import RequestContext, Response, Work, json_reply
 from conveyor.domain import limits
-from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.model import Webhook
-from conveyor.domain.submit.target import BadUrl, TargetPolicy, parse_url
 from conveyor.ports.webhook_sender import NotDelivered
 from conveyor.schemas.requests import (
     WebhookConfigInput,
@@ -35,37 +33,6 @@ from conveyor.schemas.views import (
     milliseconds,
 )
 from conveyor.usecases import webhook as webhooks
-from conveyor.usecases.context import Context
-
-
-def webhook_from(
-    env: Context, webhook: WebhookInput | WebhookConfigInput, *, pointer: str = ""
-) -> Webhook:
-    """Checks a webhook against the target policy, and returns it.
-
-    The policy applies with every gateway, because this process itself sends webhooks. `pointer` is
-    the JSON pointer of the webhook in the request.
-    """
-    why = why_no_receiver(env.config.webhooks, webhook.url)
-    if why is not None:
-        raise InvalidArgument(
-            f"The webhook must be a public https URL: {why}.",
-            pointer=f"{pointer}/url",
-            code="callback_url_must_be_https",
-        )
-    return Webhook(webhook.url, webhook.signature)
-
-
-def why_no_receiver(
-    policy: TargetPolicy, url: str, *, chars_max: int = limits.URL_CHARS_MAX
-) -> str | None:
-    """Returns why this process may not send anything to the URL; None if it may."""
-    target = parse_url(url, chars_max=chars_max)
-    if isinstance(target, BadUrl):
-        return target.detail
-    if not target.is_tls and not policy.allow_private:
-        return "the scheme must be https"
-    return policy.forbids_target(target)
 
 
 async def get_webhook(call: RequestContext) -> Response:
@@ -73,7 +40,9 @@ async def get_webhook(call: RequestContext) -> Response:
 
 
 def put_webhook(call: RequestContext) -> Work:
-    return partial(_put_webhook, call, webhook_from(call.env, decode_webhook_config(call.body)))
+    config = decode_webhook_config(call.body)
+    webhook = webhooks.make_webhook(call.env, config.url, signature=config.signature)
+    return partial(_put_webhook, call, webhook)
 
 
 async def _put_webhook(call: RequestContext, webhook: Webhook, _: str) -> Response:
@@ -91,7 +60,9 @@ def _show(webhook: Webhook) -> Response:
 
 
 def test_webhook(call: RequestContext) -> Work:
-    return partial(_test_webhook, call, webhook_from(call.env, decode_test_webhook(call.body)))
+    receiver = decode_test_webhook(call.body)
+    webhook = webhooks.make_webhook(call.env, receiver.url, signature=receiver.signature)
+    return partial(_test_webhook, call, webhook)
 
 
 async def _test_webhook(call: RequestContext, webhook: Webhook, event_id: str) -> Response:

@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from conveyor.http_client.exchange import plausible_content_type
+
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
     """A response of a site, with any status.
@@ -29,9 +31,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def content_type(self) -> str:
-        text = self.header("content-type") or ""
-        is_plausible = text.isascii() and text.isprintable() and 0 < len(text) <= 256
-        return text if is_plausible else "application/octet-stream"
+        return plausible_content_type(self.header("content-type"))
 
 
 class RenderReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -105,6 +105,18 @@ class Response(msgspec.Struct, frozen=True):
                 return _text_from(value)
         return None
 
+    @property
+    def content_type(self) -> str:
+        return plausible_content_type(self.header(b"content-type"))
+
+
+def plausible_content_type(stated: str | None) -> str:
+    """Returns the content type that a site states, or octet-stream if it is not plausible."""
+    # The type is stored and sent to callers, so control characters and long texts are refused.
+    text = stated or ""
+    is_plausible = text.isascii() and text.isprintable() and 0 < len(text) <= 256
+    return text if is_plausible else "application/octet-stream"
+
 
 # A larger body is sent after the head instead of with it: the joined message would be a copy of the
 # body in memory. Below it, one more system call costs more than the copy.

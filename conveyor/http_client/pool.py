@@ -416,5 +416,6 @@ async def _excerpt_response(exchange: Exchange) -> Response:
             encoded += parser.take()
     except (ConnectionLost, BadResponse):
         pass  # The status is known. The excerpt is optional, so its loss is no error.
-    body = excerpt(parser.encodings, encoded)
+    # Most of these bodies are answers to webhooks, which are not encoded and need no decoder.
+    body = excerpt(parser.encodings, encoded) if parser.encodings else encoded[:EXCERPT_BYTES]
     return Response(parser.status, parser.headers, body, is_whole=parser.is_done)

@@ -6,26 +6,20 @@ from functools import partial
 
 from conveyor.domain.backpressure import reservation
 from conveyor.domain.budget import Budget, BudgetCap, Unit
-from conveyor.domain.changes import Applied, BudgetKey, RunKey
+from conveyor.domain.changes import Applied, RunKey
 from conveyor.domain.errors import Conflict, InvalidArgument
 from conveyor.domain.ids import CallerId
 from conveyor.domain.model import Job, Run
 from conveyor.usecases.context import AGAIN, Again, Context, retry_or_refuse
-from conveyor.usecases.lookup import load_owned_job
+from conveyor.usecases.lookup import load_budget, load_owned_job
 
 
-def check_cap(env: Context, cap: BudgetCap | None) -> None:
+def check_cap(env: Context, cap: BudgetCap) -> None:
     """Refuses a budget in money if the gateway has no prices in money."""
-    if cap is not None and cap.unit is Unit.COST and not env.config.knows_costs:
+    if cap.unit is Unit.COST and not env.config.knows_costs:
         raise InvalidArgument(
             "The gateway has no known price in money; give the budget in credits."
         )
-
-
-async def budget_of(env: Context, run: Run) -> Budget | None:
-    if run.budget is None:
-        return None
-    return await env.store.read(BudgetKey(run.job_id, run.run_id))
 
 
 async def set_cap(env: Context, caller: CallerId, job_id: str, cap: BudgetCap) -> Job:
@@ -53,7 +47,7 @@ async def _active(env: Context, job: Job) -> tuple[Run | None, Budget | None]:
     if job.active_run_id is None:
         return None, None
     run = await env.store.read(RunKey(job.job_id, job.active_run_id))
-    return run, None if run is None else await budget_of(env, run)
+    return run, None if run is None else await load_budget(env, run)
 
 
 def _refuse_if_unfit(budget: Budget | None, cap: BudgetCap) -> None:

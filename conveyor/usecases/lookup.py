@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 
-from conveyor.domain.changes import JobKey, RunKey, TaskKey
+from conveyor.domain.budget import Budget
+from conveyor.domain.changes import BudgetKey, JobKey, RunKey, TaskKey
 from conveyor.domain.errors import NotFound
 from conveyor.domain.ids import CallerId, JobId, RunId, TaskId, is_task_id, is_ulid, shard_of
 from conveyor.domain.lifecycle import JOB_VISIBLE, RUN_VISIBLE
@@ -83,6 +84,12 @@ async def totals_of(env: Context, run: Run) -> Totals:
     not a snapshot over all shards."""
     query = StatsOf(job_id=run.job_id, run_id=run.run_id, shard_count=run.shard_count)
     return sum_stats(await env.store.find(query))
+
+
+async def load_budget(env: Context, run: Run) -> Budget | None:
+    if run.budget is None:
+        return None
+    return await env.store.read(BudgetKey(run.job_id, run.run_id))
 
 
 # Page walks: all tasks of a run, page by page.

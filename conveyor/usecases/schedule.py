@@ -59,7 +59,8 @@ async def submit(
         raise InvalidArgument("A scheduled job cannot be open.", pointer="/status")
     if not request.inline_count and request.input_id is None:
         raise InvalidArgument("A scheduled job needs at least one task.", pointer="/tasks")
-    budget.check_cap(env, request.budget)
+    if request.budget is not None:
+        budget.check_cap(env, request.budget)
     existing = await env.store.read(JobKey(job_id))
     if existing is not None and existing.caller == caller:
         return await _own(env, caller, job_id)

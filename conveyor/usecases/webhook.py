@@ -62,6 +62,22 @@ class DeliveryPage(msgspec.Struct, frozen=True):
     next_cursor: str | None
 
 
+def make_webhook(env: Context, url: str, *, signature: bool, pointer: str = "") -> Webhook:
+    """Returns a webhook whose URL the target policy allows.
+
+    The policy applies with every gateway, because this process itself sends webhooks. `pointer` is
+    the JSON pointer of the webhook in the request.
+    """
+    why = env.config.webhooks.forbids_receiver(url)
+    if why is not None:
+        raise InvalidArgument(
+            f"The webhook must be a public https URL: {why}.",
+            pointer=f"{pointer}/url",
+            code="callback_url_must_be_https",
+        )
+    return Webhook(url, signature)
+
+
 async def check(
     env: Context, notifier: WebhookSender, caller: CallerId, webhook: Webhook, *, pointer: str = ""
 ) -> None:

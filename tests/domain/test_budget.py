@@ -7,7 +7,7 @@ import pytest
 from conveyor.domain.backpressure import reservation
 from conveyor.domain.budget import Price, Unit, micros_from
 from conveyor.domain.changes import ANY, Guard, Insert, Update
-from tests.builders import a_run, a_share
+from tests.builders import a_share
 
 
 @pytest.mark.parametrize(
@@ -73,10 +73,6 @@ def test_the_first_payment_opens_the_share() -> None:
 
     assert isinstance(share, Insert)
     assert share.row == a_share(taken=5, seq=1)
-
-
-def test_a_run_without_a_budget_has_no_row_for_one() -> None:
-    assert reservation.open_budget(a_run()) == []
 
 
 def test_a_price_is_told_in_the_unit_of_the_budget() -> None:

@@ -28,15 +28,6 @@ from conveyor.domain.lifecycle import JOB_VISIBLE, RUN_LIVE
 from conveyor.domain.model import Job, Run
 
 
-def open_budget(run: Run) -> list[Insert]:
-    """Returns the budget row of a new run, if the run has a budget."""
-    if run.budget is None:
-        return []
-    amount = run.budget.amount
-    budget = Budget(run.job_id, run.run_id, run.budget.unit, cap=amount, left=amount)
-    return [Insert(BudgetKey(run.job_id, run.run_id), budget)]
-
-
 def resize(share: BudgetReservation, *, taken: int) -> Change:
     """Changes the reservation to `taken`. The budget's `left` changes by the difference.
 

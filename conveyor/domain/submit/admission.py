@@ -16,9 +16,10 @@ from typing import TypeVar
 import msgspec
 
 from conveyor.domain import event_log, lifecycle, limits
-from conveyor.domain.backpressure.reservation import open_budget
+from conveyor.domain.budget import Budget, BudgetCap
 from conveyor.domain.changes import (
     BatchKey,
+    BudgetKey,
     Change,
     Enqueue,
     Guard,
@@ -237,7 +238,9 @@ def add_batch(
 
 def _run_writes(run: Run, batches: Sequence[Batch], tasks: Sequence[Task]) -> list[Write]:
     counts = counts_of(tasks)
-    writes: list[Write] = [Insert(RunKey(run.job_id, run.run_id), run), *open_budget(run)]
+    writes: list[Write] = [Insert(RunKey(run.job_id, run.run_id), run)]
+    if run.budget is not None:
+        writes.append(_budget_insert(run, run.budget))
     for shard in range(run.shard_count):
         stats = ShardCounters(
             job_id=run.job_id, run_id=run.run_id, shard=shard, status=CounterState.OPEN
@@ -246,6 +249,11 @@ def _run_writes(run: Run, batches: Sequence[Batch], tasks: Sequence[Task]) -> li
         writes.append(Insert(StatsKey(run.job_id, run.run_id, shard), seeded))
     writes += [_batch_insert(batch) for batch in batches]
     return [*writes, *_task_inserts(run, tasks)]
+
+
+def _budget_insert(run: Run, cap: BudgetCap) -> Insert:
+    budget = Budget(run.job_id, run.run_id, cap.unit, cap=cap.amount, left=cap.amount)
+    return Insert(BudgetKey(run.job_id, run.run_id), budget)
 
 
 def _batch_insert(batch: Batch) -> Insert:

@@ -390,6 +390,15 @@ class TargetPolicy(msgspec.Struct, frozen=True):
             return f"port {target.port} may not be fetched"
         return _sentence(forbidden_host(target.host))
 
+    def forbids_receiver(self, url: str, *, chars_max: int = limits.URL_CHARS_MAX) -> str | None:
+        """Why this process may not send a webhook or an export to `url`, or None."""
+        target = parse_url(url, chars_max=chars_max)
+        if isinstance(target, BadUrl):
+            return target.detail
+        if not target.is_tls and not self.allow_private:
+            return "the scheme must be https"
+        return self.forbids_target(target)
+
     def forbids_address(self, address: str) -> str | None:
         """Why a socket may not be opened to `address`, or None."""
         if self.allow_private:

@@ -18,7 +18,6 @@ from conveyor.domain.model import FailureReason
 from conveyor.domain.submit.scraper_params import GatewaySupport, allowed_statuses
 from conveyor.domain.submit.target import BadUrl, Target, parse_url
 from conveyor.engines.http.failure_mapping import (
-    content_type_of,
     not_scraped,
     outcome_of,
     parse_retry_after,
@@ -166,7 +165,7 @@ def _page_from(followed: Followed) -> Page:
         headers={
             name.decode("latin-1"): value.decode("latin-1") for name, value in response.headers
         },
-        content_type=content_type_of(response),
+        content_type=response.content_type,
         body=response.body,
     )
 

@@ -27,7 +27,6 @@ from conveyor.http_client.errors import (
     TlsFailed,
     TooSlow,
 )
-from conveyor.http_client.exchange import Response
 from conveyor.ports.gateway import Deferred, NotScraped
 
 _TITLES = {
@@ -39,14 +38,6 @@ _TITLES = {
     FailureReason.GATEWAY_ERROR: "The request failed on its way",
     FailureReason.OTHER: "The request cannot be served",
 }
-
-
-def content_type_of(response: Response) -> str:
-    """Returns the content type that the site states, or octet-stream if it is not plausible."""
-    # The type is stored and sent to callers, so control characters and long texts are refused.
-    text = response.header(b"content-type") or ""
-    is_plausible = text.isascii() and text.isprintable() and 0 < len(text) <= 256
-    return text if is_plausible else "application/octet-stream"
 
 
 def problem(reason: FailureReason, status: int, code: str, detail: str) -> Problem:

@@ -23,7 +23,6 @@ from conveyor.domain.submit.scraper_params import allowed_statuses
 from conveyor.domain.submit.target import Target, parse_url
 from conveyor.engines.http.direct import RETRY_AFTER_S_MAX, USER_AGENT
 from conveyor.engines.http.failure_mapping import (
-    content_type_of,
     defer,
     not_scraped,
     parse_retry_after,
@@ -310,7 +309,7 @@ def _page_from(response: Response, price: Price) -> Scraped:
     spent = _spend(response)
     return Scraped(
         status=response.status,
-        content_type=content_type_of(response),
+        content_type=response.content_type,
         body=response.body,
         credits=price.credits if spent.credits is None else spent.credits,
         cost_micros=spent.cost_micros or 0,

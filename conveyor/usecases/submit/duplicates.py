@@ -7,22 +7,17 @@ from collections.abc import Sequence
 from conveyor.domain.ids import BatchId, RunId, TaskId, shard_of
 from conveyor.domain.model import Job, Run, Task, TaskRef, TaskSpec
 from conveyor.domain.queries import TasksAt
-from conveyor.domain.submit import admission, duplicates
+from conveyor.domain.submit import duplicates
 from conveyor.domain.submit.admission import Identity
 from conveyor.usecases.context import Context
 from conveyor.usecases.submit import staging
 
 
-def tasks_of_list(
-    env: Context, job: Job, run: Run, specs: Sequence[TaskSpec], batch_id: BatchId, *, now: float
-) -> list[Task]:
-    """Returns the tasks of a whole list that is stored in one change."""
-    origin = (run.run_id, batch_id)
-    identities = None
-    if job.dedup:
-        groups = _groups_of(env, job, specs)
-        identities = duplicates.identities_of(specs, groups, origin, {})
-    return admission.make_tasks(specs, origin, run, now, identities)
+def identities_of_list(
+    env: Context, job: Job, specs: Sequence[TaskSpec], origin: tuple[RunId, BatchId]
+) -> list[Identity]:
+    """Returns the identities of the lines of a whole list."""
+    return duplicates.identities_of(specs, _groups_of(env, job, specs), origin, {})
 
 
 class DuplicateFinder:

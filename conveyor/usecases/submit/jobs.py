@@ -96,7 +96,8 @@ class Accepted(msgspec.Struct, frozen=True):
 async def submit(env: Context, caller: CallerId, request: Submission, *, job_id: JobId) -> Accepted:
     """Creates the job and its first run. If they exist, finishes what an earlier attempt began."""
     refuse_empty(request)
-    budgets.check_cap(env, request.budget)
+    if request.budget is not None:
+        budgets.check_cap(env, request.budget)
     job = job_from(env, caller, request, job_id)
     # Before the list is validated and staged: a repeated request needs neither.
     existing = await env.store.read(JobKey(job_id))
@@ -137,11 +138,20 @@ async def _admit_list(env: Context, job: Job, specs: list[TaskSpec]) -> Accepted
         source = await staging.stage(env, job.job_id, run.run_id, FIRST_BATCH, specs)
         return await _admit_staged(env, job, source, total)
     run = msgspec.structs.replace(run, planned=total, total=total)
-    tasks = duplicates.tasks_of_list(env, job, run, specs, FIRST_BATCH, now=job.created_at)
+    tasks = _make_tasks(env, job, run, specs, FIRST_BATCH, now=job.created_at)
     batch: Batch | None = None
     if specs:
         batch = admission.make_batch(run, FIRST_BATCH, None, total=total, now=job.created_at)
     return await _admit(env, job, run, batch, tasks)
+
+
+def _make_tasks(
+    env: Context, job: Job, run: Run, specs: list[TaskSpec], batch_id: BatchId, *, now: float
+) -> list[Task]:
+    """Returns the tasks of a whole list that is stored in one change."""
+    origin = (run.run_id, batch_id)
+    identities = duplicates.identities_of_list(env, job, specs, origin) if job.dedup else None
+    return admission.make_tasks(specs, origin, run, now, identities)
 
 
 async def _admit_staged(env: Context, job: Job, source: StagedList, total: int) -> Accepted:
@@ -395,7 +405,7 @@ async def _batch_of(
     tasks: list[Task] = []
     source = None
     if env.config.path_for(len(specs)) is AdmissionMode.AT_ONCE:
-        tasks = duplicates.tasks_of_list(env, job, run, specs, batch_id, now=now)
+        tasks = _make_tasks(env, job, run, specs, batch_id, now=now)
     else:
         # Staged before the batch that names it is committed, so that an accepted list is always
         # durable.

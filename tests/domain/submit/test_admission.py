@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from conveyor.domain import errors, lifecycle, limits
+from conveyor.domain.budget import Budget, BudgetCap, Unit
 from conveyor.domain.changes import (
     Change,
     Enqueue,
@@ -162,6 +163,15 @@ def test_a_new_job_brings_run_gates_batch_and_tasks_in_one_change() -> None:
     assert inserts_of(change, Task) == tasks
     assert len(inserts_of(change, Event)) == 2
     assert len(change.writes) == 1 + 1 + 3 + 1 + 3 + 2
+
+
+def test_a_new_job_brings_the_budget_of_its_run_if_it_has_one() -> None:
+    plain, paid = a_run(), a_run(budget=BudgetCap(Unit.CREDITS, 40))
+
+    (budget,) = inserts_of(admission.new_job(a_job(), paid, None, []), Budget)
+
+    assert budget == Budget(paid.job_id, paid.run_id, Unit.CREDITS, cap=40, left=40)
+    assert inserts_of(admission.new_job(a_job(), plain, None, []), Budget) == []
 
 
 def test_only_tasks_that_must_run_are_sent_to_the_queue() -> None:
