@@ -305,7 +305,7 @@ async def _open_aws_world(
 ) -> AsyncGenerator[Runtime, None]:
     with require_extra(settings):
         if settings.has_task_store:
-            from conveyor.bootstrap.task_store import open_mixed as open_shared
+            from conveyor.bootstrap.two_stores import open_two_stores as open_shared
         else:
             from conveyor.bootstrap.aws import open_shared
 
@@ -378,7 +378,7 @@ async def create_resources(settings: Settings) -> Sequence[str]:
         if settings.engine == POSTGRES:
             from conveyor.bootstrap.postgres import create_postgres_resources as create
         elif settings.has_task_store:
-            from conveyor.bootstrap.task_store import create_mixed_resources as create
+            from conveyor.bootstrap.two_stores import create_two_stores as create
         else:
             from conveyor.bootstrap.aws import create_aws_resources as create
 

@@ -22,8 +22,8 @@ from conveyor.engines.postgres.database import DatabaseConfig, open_database
 from conveyor.engines.postgres.engine import open_postgres
 from conveyor.engines.postgres.queue import PostgresQueue
 from conveyor.engines.postgres.store import PostgresStore
-from conveyor.engines.split_store import SplitStore
 from conveyor.engines.sqlite import open_engine
+from conveyor.engines.two_stores import SplitStore
 from conveyor.ports.blobs import Blobs
 from conveyor.ports.clock import Clock
 from conveyor.ports.coordinator import Coordinator

@@ -20,7 +20,7 @@ from quart_trio import QuartTrio
 from quart_trio.wrappers import TrioResponse
 
 from conveyor.api import (
-    crawls,
+    crawl,
     events,
     export,
     jobs,
@@ -98,7 +98,7 @@ ROUTES: tuple[Route, ...] = (
     *results.ROUTES,
     *export.ROUTES,
     *schedule.ROUTES,
-    *crawls.ROUTES,
+    *crawl.ROUTES,
     *upload.ROUTES,
     *events.ROUTES,
     *webhook.ROUTES,

@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from actors.tree import Mailboxes
-from conveyor.bootstrap.task_store import split
+from conveyor.bootstrap.two_stores import split
 from conveyor.domain.changes import EventKey, FeedKey, StatsKey, TaskKey
 from conveyor.engines.memory import MemoryEngine, memory_engine
 from conveyor.ports.clock import Clock

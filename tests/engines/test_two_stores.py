@@ -25,7 +25,7 @@ from conveyor.domain.queries import StatsOf, UnfinishedCrossings, UnplacedEvents
 from conveyor.domain.run import termination
 from conveyor.domain.submit import admission
 from conveyor.engines.memory import MemoryEngine, memory_engine
-from conveyor.engines.split_store import SplitStore
+from conveyor.engines.two_stores import SplitStore
 from conveyor.ports.errors import PartlyUnavailable, Unavailable
 from tests.builders import (
     JOB,

@@ -16,14 +16,14 @@ from conveyor.bootstrap.postgres import config_of, migrate_tables
 from conveyor.config import Settings
 from conveyor.domain import ids
 from conveyor.engines.postgres.engine import open_postgres
-from conveyor.engines.split_store import SplitStore
+from conveyor.engines.two_stores import SplitStore
 from conveyor.ports.clock import Clock
 from conveyor.ports.coordinator import Signals
 from conveyor.ports.store import Store
 
 
 @asynccontextmanager
-async def open_mixed(
+async def open_two_stores(
     settings: Settings, *, clock: Clock, random: Random, owner: str, local: Signals
 ) -> AsyncGenerator[AwsRuntime, None]:
     """Opens the AWS engine and the store of its tasks."""
@@ -48,9 +48,7 @@ def split(shared: AwsRuntime, tasks: Store, *, clock: Clock, random: ids.Random)
     return replace(shared, store=store, listeners=[*shared.listeners, finisher], cache=None)
 
 
-async def create_mixed_resources(
-    settings: Settings, *, clock: Clock, random: Random
-) -> Sequence[str]:
+async def create_two_stores(settings: Settings, *, clock: Clock, random: Random) -> Sequence[str]:
     """Creates what both need and does not exist. Returns the names of all of it."""
     names = await create_aws_resources(settings, clock=clock, random=random)
     return [*names, await migrate_tables(settings)]
