@@ -174,7 +174,7 @@ class QueueDiscovery:
 
     async def _check_handed_over(self, state: _State) -> None:
         """Reads the runs whose pollers were told to end, until they have: if this process owns such
-        a run again meanwhile, nobody else may poll it."""
+        a run again meanwhile, no other worker may poll it."""
         for run_id, job_id in list(state.handed_over.items()):
             del state.handed_over[run_id]
             if not await self._refresh_run(state, job_id, run_id):

@@ -84,7 +84,7 @@ class FetchMetrics(Collector):
         responses = CounterMetricFamily(
             "conveyor_fetch_responses",
             "Outcomes of fetches by status class: of the page, or of the problem if there is none; "
-            "`deferred` if the call was put off.",
+            "`deferred` if the call was deferred.",
             labels=["status_class"],
         )
         for status_class, count in self._responses.items():

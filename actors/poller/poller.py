@@ -96,8 +96,8 @@ class PollerState:
     `idle_polls` counts polls in a row that brought no message, `empty_receives` the receives among
     them. `next_redelivery_at` is when the first returned message is visible again.
     `started_count` counts the tasks that this poller has started, `first_receives` the messages
-    that nobody had received before, `returned_count` those that it has returned. It does not poll
-    before `quiet_until`, and starts no task while `is_owner` is False.
+    that are delivered for the first time, `returned_count` those that it has returned. It does not
+    poll before `quiet_until`, and starts no task while `is_owner` is False.
     """
 
     run: Run

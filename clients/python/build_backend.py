@@ -22,7 +22,7 @@ GENERATED = HERE / "generated"
 REPOSITORY = HERE.parent.parent
 
 
-def _collected(hook: Callable[P, T]) -> Callable[P, T]:
+def _collect_first(hook: Callable[P, T]) -> Callable[P, T]:
     @wraps(hook)
     def collect_and_run(*args: P.args, **kwargs: P.kwargs) -> T:
         if (REPOSITORY / "conveyor/sdk").is_dir():
@@ -33,11 +33,11 @@ def _collected(hook: Callable[P, T]) -> Callable[P, T]:
     return collect_and_run
 
 
-get_requires_for_build_wheel = _collected(build_meta.get_requires_for_build_wheel)
-prepare_metadata_for_build_wheel = _collected(build_meta.prepare_metadata_for_build_wheel)
-build_wheel = _collected(build_meta.build_wheel)
-get_requires_for_build_sdist = _collected(build_meta.get_requires_for_build_sdist)
-build_sdist = _collected(build_meta.build_sdist)
-get_requires_for_build_editable = _collected(build_meta.get_requires_for_build_editable)
-prepare_metadata_for_build_editable = _collected(build_meta.prepare_metadata_for_build_editable)
-build_editable = _collected(build_meta.build_editable)
+get_requires_for_build_wheel = _collect_first(build_meta.get_requires_for_build_wheel)
+prepare_metadata_for_build_wheel = _collect_first(build_meta.prepare_metadata_for_build_wheel)
+build_wheel = _collect_first(build_meta.build_wheel)
+get_requires_for_build_sdist = _collect_first(build_meta.get_requires_for_build_sdist)
+build_sdist = _collect_first(build_meta.build_sdist)
+get_requires_for_build_editable = _collect_first(build_meta.get_requires_for_build_editable)
+prepare_metadata_for_build_editable = _collect_first(build_meta.prepare_metadata_for_build_editable)
+build_editable = _collect_first(build_meta.build_editable)

@@ -23,7 +23,7 @@ def collect(repository: Path, target: Path) -> None:
     """Writes the package into the folder `target`."""
     for name in sorted(_find_modules(repository)):
         source = _path_of(repository, name)
-        renamed = _renamed(name).replace(".", "/")
+        renamed = _rename(name).replace(".", "/")
         is_package = source.name == "__init__.py"
         path = target / (f"{renamed}/__init__.py" if is_package else f"{renamed}.py")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ def _path_of(repository: Path, name: str) -> Path:
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
-def _renamed(name: str) -> str:
+def _rename(name: str) -> str:
     if name == _SDK or name.startswith(f"{_SDK}."):
         return PACKAGE + name.removeprefix(_SDK)
     return f"{PACKAGE}.internal.{name}"
@@ -72,6 +72,6 @@ def _renamed(name: str) -> str:
 
 def _rename_imports(text: str) -> str:
     return _IMPORT.sub(
-        lambda match: f"{match[1]}{match[2]} {_renamed(match[3] + match[4])}",
+        lambda match: f"{match[1]}{match[2]} {_rename(match[3] + match[4])}",
         text,
     )

@@ -15,7 +15,7 @@ from conveyor.api.runs import STORAGE_QUOTAS
 from conveyor.api.server.request import Download, RequestContext, Response, Work, json_reply
 from conveyor.domain import limits, queries
 from conveyor.domain.changes import JobKey, RunKey
-from conveyor.domain.crawl.urls import normalise
+from conveyor.domain.crawl.urls import normalize
 from conveyor.domain.crawl_record import Crawl, CrawlRules
 from conveyor.domain.errors import InvalidArgument, NotFound, Refused, ResultDamaged, ResultExpired
 from conveyor.domain.ids import JobId
@@ -94,7 +94,7 @@ def _check_start(call: RequestContext, url: str) -> None:
         detail = f"The start page cannot be fetched: {target.detail}."
     elif policy is not None and policy.forbids_target(target) is not None:
         detail = "The start page cannot be fetched: its host may not be reached."
-    elif normalise(url) is None:
+    elif normalize(url) is None:
         detail = "The start page is no page."
     if detail is not None:
         raise InvalidArgument(detail, pointer="/url", code="invalid_start_url")
@@ -142,7 +142,7 @@ async def get(call: RequestContext) -> Response:
     match = _POSITION.match(text)
     assert match is not None, "a signed position is one of ours"
     async with call.api.requests.turn_to_page(call.caller):
-        tasks, step, skip = await crawls.kept_pages(
+        tasks, step, skip = await crawls.load_kept_pages(
             call.env, crawl, step=int(match[1]), skip=int(match[2]), limit=limit
         )
     expiries = await _expiries(call, crawl)
@@ -225,7 +225,7 @@ async def _lines(
 ) -> AsyncGenerator[bytes, None]:
     step = skip = 0
     while True:
-        tasks, step, skip = await crawls.kept_pages(
+        tasks, step, skip = await crawls.load_kept_pages(
             call.env, crawl, step=step, skip=skip, limit=_DOWNLOAD_ROWS
         )
         for task in tasks:

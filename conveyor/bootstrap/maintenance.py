@@ -89,8 +89,8 @@ def _check_settings(settings: Settings, role: str) -> list[Finding]:
     if takes_requests and settings.auth == "passthrough" and settings.gateway_url == DIRECT:
         access = Finding(
             "callers",
-            "every key is accepted, and pages are fetched directly: whoever reaches the port can "
-            "fetch through it",
+            "every key is accepted, and pages are fetched directly: any host that reaches the port "
+            "can fetch through it",
             "set CONVEYOR_AUTH=keys with CONVEYOR_API_KEYS, or keep the port private",
         )
     return [secret, access]

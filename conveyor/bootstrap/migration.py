@@ -2,8 +2,7 @@
 by the audits of both sides (docs/engines.md, Migration from SQLite to Postgres).
 
 Every step goes on where it was killed. The directory is marked before the first row is copied, and
-the database serves nobody before the last audit, so there is never a moment at which two engines
-serve the same tasks.
+no process may serve the database before the last audit, so two engines never serve the same tasks.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def migrate_engine(settings: Settings, source: Path) -> None:
 
     Rows and queues go to CONVEYOR_DATABASE_URL, bodies to CONVEYOR_BLOB_DIR or CONVEYOR_BUCKET. A
     command that was interrupted goes on when it is started again. It ends with an audit of every
-    run on both sides. From its start on, SOURCE serves nobody.
+    run on both sides. From its start on, SOURCE can no longer be served.
     """
     done: dict[str, int] = {}
     randomness = random.SystemRandom()

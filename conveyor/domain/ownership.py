@@ -1,4 +1,4 @@
-"""Ownership: which workers look after a run, or after a kind of background work
+"""Ownership: which workers process a run, or a kind of background work
 (docs/architecture.md, Ownership; decision 0029).
 
 Without it, every worker asks for the work of every run: most of the calls of a fleet find nothing.

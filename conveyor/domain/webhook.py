@@ -33,7 +33,7 @@ RETRY_SCHEDULE_S: Sequence[float] = (5, 30, 120, 600, 1800, 3600, 7200, 14400, 2
 RETRY_AFTER_S_MAX = 24 * 3600.0
 WAITING = lifecycle.NOTICE_WAITING
 # The longest deferral of a notice without an attempt: until a failing receiver is called again.
-PUT_OFF_S_MAX = 900.0
+POSTPONE_S_MAX = 900.0
 # A due notice that waited longer than this was not attempted because the notifier was down or its
 # clock was set ahead. The shortest clock step that SPEC.md 4.22 names, an hour, is longer; the
 # periods of the notifier are shorter.
@@ -100,7 +100,7 @@ def pull_back(notice: Notice, *, now: float) -> Change | None:
     period now if that would start later: the clock was ahead."""
     failures = sum(attempt.at >= notice.due_since for attempt in notice.tries)
     is_told_to_wait = bool(notice.tries) and notice.tries[-1].status in _MAY_ASK_FOR_TIME
-    ttl_s = PUT_OFF_S_MAX
+    ttl_s = POSTPONE_S_MAX
     if failures:
         ttl_s = max(ttl_s, 1.1 * RETRY_SCHEDULE_S[min(failures, len(RETRY_SCHEDULE_S)) - 1])
     if is_told_to_wait:

@@ -1,6 +1,6 @@
 """AWS Signature Version 4 for headers and presigned URLs (docs/engines.md, AWS client).
 
-Callers pass paths escaped as on the wire (`escaped_path`), because S3 signs the path as it is sent.
+Callers pass paths escaped as on the wire (`escape_path`), because S3 signs the path as it is sent.
 Other services sign a path that is escaped twice. They have only the path `/`, which escaping does
 not change, so one rule is enough.
 """
@@ -52,7 +52,7 @@ def _stamp(second: int) -> str:
     return datetime.fromtimestamp(second, UTC).strftime("%Y%m%dT%H%M%SZ")
 
 
-def escaped_path(key: str) -> str:
+def escape_path(key: str) -> str:
     return quote(key, safe="/~")
 
 
@@ -83,7 +83,7 @@ def authorization(
     return f"{_ALGORITHM} Credential={credential}, SignedHeaders={names}, Signature={signature}"
 
 
-def presigned_query(
+def presign_query(
     method: str,
     path: str,
     query: Pairs,

@@ -139,8 +139,8 @@ class SplitStore:
         raise Unavailable("the unfinished changes of a job do not end")
 
     async def _refusal_of_second(self, change: Change, parts: Parts) -> Stale | Missing | None:
-        """Returns why the second part would be refused. Only a change that nobody makes at the same
-        time is refused so: afterwards, the first part alone decides."""
+        """Returns why the second part would be refused. No concurrent change
+        is considered: afterwards, the first part alone decides."""
         rows: dict[AnyKey, Row | None] = {
             write.key: await self._tasks.read(write.key) for write in parts.second
         }
@@ -162,7 +162,7 @@ class SplitStore:
         try:
             await self._records.commit([two_stores.forget(parts.crossing)])
         except Unavailable as error:
-            # Whoever finishes it later writes nothing more.
+            # A later attempt to finish it writes nothing more.
             log.info("a finished change is left to be forgotten", extra={"cause": str(error)})
         await self._run_effects(change)
         written = dict(zip((write.key for write in parts.first.writes), first.rows, strict=True))

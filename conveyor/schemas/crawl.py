@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from conveyor.domain import limits
-from conveyor.domain.crawl.urls import normalise
+from conveyor.domain.crawl.urls import normalize
 from conveyor.domain.crawl_record import Crawl, CrawlEnd, CrawlRules, CrawlStatus, Discovery
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.model import Format, Task
@@ -87,7 +87,7 @@ def rules_from(request: CreateCrawlRequest, page_params: dict[str, str]) -> Craw
 
 
 def _sitemap_from(url: str) -> str:
-    form = normalise(url)
+    form = normalize(url)
     if form is None:
         raise InvalidArgument("A sitemap must be an http or https URL.", pointer="/sitemaps")
     return form

@@ -29,7 +29,7 @@ from conveyor.domain.crawl.robots import (
     is_without_rules,
     parse_robots,
 )
-from conveyor.domain.crawl.urls import host_in, normalise, origin_of
+from conveyor.domain.crawl.urls import host_in, normalize, origin_of
 from conveyor.domain.crawl_record import (
     Crawl,
     CrawlEnd,
@@ -196,7 +196,7 @@ async def _try_stop(env: Context, caller: CallerId, crawl_id: str) -> Crawl | Ag
     return AGAIN
 
 
-async def kept_pages(
+async def load_kept_pages(
     env: Context, crawl: Crawl, *, step: int, skip: int, limit: int
 ) -> tuple[list[Task], int, int]:
     """Returns up to `limit` kept pages after `skip` of those of a step, in the order in which they
@@ -302,10 +302,10 @@ async def advance(env: Context, crawl: Crawl, memory: CrawlMemory) -> tuple[Adva
         await env.commit(frontier.forget(crawl))
         return Advance.DONE, None
     if job.status is not JobStatus.OPEN or not accepts_lists(run):
-        return await _ended(env, _stop_with(env, crawl, run))
-    ended_by = frontier.ended_by_limit(crawl, now=env.now())
+        return await _end(env, _stop_with(env, crawl, run))
+    ended_by = frontier.find_reached_limit(crawl, now=env.now())
     if ended_by is not None or not crawl.waiting:
-        return await _ended(env, frontier.finish(crawl, ended_by=ended_by, now=env.now()))
+        return await _end(env, frontier.finish(crawl, ended_by=ended_by, now=env.now()))
     return await _take_step(env, crawl, job, run, memory)
 
 
@@ -318,7 +318,7 @@ def _stop_with(env: Context, crawl: Crawl, run: Run) -> Change:
     return frontier.stop(crawl, ended_by=ended_by, error=error, now=env.now())
 
 
-async def _ended(env: Context, change: Change) -> tuple[Advance, Crawl | None]:
+async def _end(env: Context, change: Change) -> tuple[Advance, Crawl | None]:
     ended = await _apply(env, change)
     if ended is None:
         return Advance.LOST, None
@@ -500,7 +500,7 @@ async def _read_entries(
 
 
 def _start_origin(crawl: Crawl) -> str:
-    start = normalise(crawl.url)
+    start = normalize(crawl.url)
     assert start is not None
     return origin_of(start)
 

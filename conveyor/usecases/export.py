@@ -245,11 +245,11 @@ _LET_GO_S = 2.0
 class Exported(Enum):
     """How the processing of an export ended."""
 
-    COMPLETED = "the file is there"
-    PUT_OFF = "it did not work out this time"
-    FAILED = "it was given up"
-    FENCED = "somebody else has it, or it is gone"
-    REMOVED = "its time is over"
+    COMPLETED = "the file is published"
+    DEFERRED = "it is tried again later"
+    FAILED = "it failed finally"
+    FENCED = "another exporter has it, or it was deleted"
+    REMOVED = "it had expired"
 
 
 class ExportOptions(msgspec.Struct, frozen=True):
@@ -390,9 +390,9 @@ async def _build_or_release(env: Context, export: Export) -> Exported:
         return await _commit_or_defer(env, change, Exported.FAILED)
     except StorageFull:
         change = progress.defer(export, "storage is full", now=env.now())
-        return await _commit_or_defer(env, change, Exported.PUT_OFF)
+        return await _commit_or_defer(env, change, Exported.DEFERRED)
     except Unavailable:
-        return await _release(env, export, delay_s=progress.PUT_OFF_S)
+        return await _release(env, export, delay_s=progress.DEFER_S)
     except trio.Cancelled:
         # Without this release, the export would wait until the claim lapses and have one attempt
         # less.
@@ -404,7 +404,7 @@ async def _build_or_release(env: Context, export: Export) -> Exported:
 async def _release(env: Context, export: Export, *, delay_s: float) -> Exported:
     now = env.now()
     change = progress.release(export, due_at=now + delay_s, now=now)
-    return await _commit_or_defer(env, change, Exported.PUT_OFF)
+    return await _commit_or_defer(env, change, Exported.DEFERRED)
 
 
 async def _commit_or_defer(env: Context, change: Change, done: Exported) -> Exported:
@@ -413,7 +413,7 @@ async def _commit_or_defer(env: Context, change: Change, done: Exported) -> Expo
     try:
         verdict = await env.commit(change)
     except Unavailable:
-        return Exported.PUT_OFF
+        return Exported.DEFERRED
     return done if isinstance(verdict, Applied) else Exported.FENCED
 
 
@@ -439,7 +439,7 @@ async def _make(env: Context, export: Export) -> Exported:
         now=env.now(),
     )
     if isinstance(await env.commit(change), Applied):
-        return Exported.COMPLETED if export.destination is None else Exported.PUT_OFF
+        return Exported.COMPLETED if export.destination is None else Exported.DEFERRED
     # Another exporter has acquired the export: remove only the file of this epoch.
     await env.blobs.delete_prefix(_own_prefix(export))
     return Exported.FENCED
@@ -471,19 +471,19 @@ async def _deliver(env: Context, export: Export) -> Exported:
         change = progress.give_up(claimed, f"the file cannot be delivered: {error}", now=env.now())
         return await _commit_or_defer(env, change, Exported.FAILED)
     except Unavailable:
-        change = progress.defer_delivery(claimed, None, delay_s=progress.PUT_OFF_S, now=env.now())
-        return await _commit_or_defer(env, change, Exported.PUT_OFF)
+        change = progress.defer_delivery(claimed, None, delay_s=progress.DEFER_S, now=env.now())
+        return await _commit_or_defer(env, change, Exported.DEFERRED)
     except trio.Cancelled:
         with trio.move_on_after(_LET_GO_S, shield=True):
             change = progress.defer_delivery(claimed, None, delay_s=0, now=env.now())
-            await _commit_or_defer(env, change, Exported.PUT_OFF)
+            await _commit_or_defer(env, change, Exported.DEFERRED)
         raise
 
 
 async def _put(env: Context, export: Export) -> Exported:
     try:
         _, run = await visible_run(env, export.job_id, export.run_id, absent=_ABSENT)
-    except NotFound:  # It was deleted meanwhile, so nobody wants the file any more.
+    except NotFound:  # The run was deleted meanwhile.
         return Exported.FENCED
     sealed, key, sha256 = export.destination_sealed, export.key, export.sha256
     assert sealed is not None
@@ -515,7 +515,7 @@ async def _put(env: Context, export: Export) -> Exported:
         change = progress.give_up(export, outcome.error, now=env.now())
         return await _commit_or_defer(env, change, Exported.FAILED)
     change = progress.defer_delivery(export, outcome.error, delay_s=delay_s, now=env.now())
-    return await _commit_or_defer(env, change, Exported.PUT_OFF)
+    return await _commit_or_defer(env, change, Exported.DEFERRED)
 
 
 async def _put_under_claim(

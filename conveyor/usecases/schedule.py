@@ -38,10 +38,10 @@ class Scheduled(msgspec.Struct, frozen=True):
 class Fired(Enum):
     """The result of one nominal time."""
 
-    STARTED = "it made a run"
-    PASSED = "it made none: its run was there, or another one is live"
+    STARTED = "it created a run"
+    PASSED = "it created none: its run exists, or another one is live"
     WAITING = "it waits for the live run to end"
-    NOT_DUE = "somebody was quicker, or it was put off"
+    NOT_DUE = "another worker has triggered it, or it was deferred"
 
 
 async def submit(

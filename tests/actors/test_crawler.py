@@ -58,7 +58,7 @@ async def ended(world: World, crawl: Crawl) -> Crawl:
 
 
 async def items_of(world: World, crawl: Crawl) -> set[str]:
-    pages, _, _ = await crawls.kept_pages(world.env, crawl, step=0, skip=0, limit=1000)
+    pages, _, _ = await crawls.load_kept_pages(world.env, crawl, step=0, skip=0, limit=1000)
     return {page.url.rpartition("/")[2] for page in pages}
 
 

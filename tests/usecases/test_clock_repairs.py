@@ -234,7 +234,7 @@ async def test_what_waits_as_long_as_it_may_is_left_alone(env: Context) -> None:
     told_to_wait = DeliveryAttempt(at=now, duration_s=0.1, status=429)
     await keep(
         env.store,
-        a_notice(1, due_at=now + webhooks.PUT_OFF_S_MAX),
+        a_notice(1, due_at=now + webhooks.POSTPONE_S_MAX),
         a_notice(2, due_at=now + webhooks.RETRY_AFTER_S_MAX, tries=(told_to_wait,)),
         an_export(due_at=now + limits.EXPORT_CLAIM_S, expires_at=now + 12 * HOUR_S),
         a_deletion_intent(1, due_at=now + limits.SECOND_DELETION_PASS_S, passes_left=1),

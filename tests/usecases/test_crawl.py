@@ -126,7 +126,7 @@ async def crawl_to_end(world: World, crawl: Crawl, site: Site) -> Crawl:
 
 
 async def kept(world: World, crawl: Crawl) -> list[str]:
-    pages, _, _ = await crawls.kept_pages(world.env, crawl, step=0, skip=0, limit=100_000)
+    pages, _, _ = await crawls.load_kept_pages(world.env, crawl, step=0, skip=0, limit=100_000)
     return [task.url.removeprefix(ROOT) for task in pages]
 
 

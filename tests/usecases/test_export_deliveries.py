@@ -65,7 +65,7 @@ async def a_delivery(env: Context) -> Export:
         ExportOptions(destination=PLACE),
         export_id=env.new_id(),
     )
-    assert await exports.process(env, export) is Exported.PUT_OFF
+    assert await exports.process(env, export) is Exported.DEFERRED
     return await current(env, export)
 
 
@@ -112,7 +112,7 @@ async def test_a_refused_delivery_is_repeated_with_growing_delays(
     env = with_sink(env, sink)
     export = await a_delivery(env)
     for delay_s in RETRY_SCHEDULE_S[:3]:
-        assert await exports.process(env, export) is Exported.PUT_OFF
+        assert await exports.process(env, export) is Exported.DEFERRED
         export = await current(env, export)
         assert export.error == "http_4xx:403"
         assert 0.8 * delay_s < export.due_at - env.now() < 1.2 * delay_s
@@ -146,7 +146,7 @@ async def test_an_outage_of_ours_is_no_failure_of_the_receiver(
     env = with_sink(env, Sink(away=2))
     export = await a_delivery(env)
     for _ in range(2):
-        assert await exports.process(env, export) is Exported.PUT_OFF
+        assert await exports.process(env, export) is Exported.DEFERRED
         export = await current(env, export)
         assert (export.failures, export.error) == (0, None)
         clock.advance(limits.EXPORT_CLAIM_S)

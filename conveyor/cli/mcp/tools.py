@@ -99,7 +99,7 @@ class Tools:
         ] = None,
     ) -> Answer:
         """Submits a list of URLs as a job. The server fetches every page, retries failures and
-        keeps the bodies, also while nobody waits. Returns the job_id at once; see `status`."""
+        keeps the bodies, also while no client waits. Returns the job_id at once; see `status`."""
         job = SubmitJobRequest(
             tasks=[TaskInput(url=url) for url in urls],
             name=name,

@@ -19,7 +19,7 @@ from conveyor.cli.scrape.inputs import PageList, hosts_of
 from conveyor.cli.scrape.pages import Page, PageStatus, ResultLine
 from conveyor.cli.scrape.run import Ended, Order, run_order
 from conveyor.domain.crawl.links import Reading, read_page, read_sitemap
-from conveyor.domain.crawl.urls import LinkFilter, host_in, normalise, site_of
+from conveyor.domain.crawl.urls import LinkFilter, host_in, normalize, site_of
 
 _LINE = msgspec.json.Decoder(ResultLine)
 
@@ -48,13 +48,13 @@ class Frontier:
 
     def begin(self) -> None:
         for text in (self.options.start, self.options.sitemap):
-            url = None if text is None else normalise(text)
+            url = None if text is None else normalize(text)
             if text is not None and url is None:
                 raise click.UsageError(f"{text} is no http or https URL.")
             if url is not None:
                 self.depths[url] = 0
         if self.options.sitemap is not None:
-            self.sitemaps.add(normalise(self.options.sitemap) or "")
+            self.sitemaps.add(normalize(self.options.sitemap) or "")
 
     def page_list(self) -> PageList:
         pages = [Page(url) for url in self.depths]

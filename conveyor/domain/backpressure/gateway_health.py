@@ -143,7 +143,7 @@ class GatewayHealth(msgspec.Struct, frozen=True, kw_only=True):
         probe: int | None,
         random: Random,
     ) -> tuple[GatewayHealth, bool]:
-        """Records a failure in doubt. The second value tells whether the target is at fault
+        """Records a failure in doubt. The second value states whether the target is at fault
         according to the evidence so far.
         """
         before = self.doubts.get(target)

@@ -18,7 +18,7 @@ from conveyor.domain import lifecycle
 from conveyor.domain.changes import Change, CrawlKey, CrawlStepKey, Guard, Insert, Update, Write
 from conveyor.domain.crawl.links import Reading
 from conveyor.domain.crawl.robots import ROBOTS_STATUSES, RobotsRules
-from conveyor.domain.crawl.urls import LinkFilter, host_in, normalise, origin_of, site_of
+from conveyor.domain.crawl.urls import LinkFilter, host_in, normalize, origin_of, site_of
 from conveyor.domain.crawl_record import (
     Crawl,
     CrawlEnd,
@@ -64,7 +64,7 @@ class NewTask(msgspec.Struct, frozen=True):
 
 
 def filter_of(crawl: Crawl) -> LinkFilter:
-    start = normalise(crawl.url)
+    start = normalize(crawl.url)
     assert start is not None
     return LinkFilter(site_of(host_in(start)), crawl.rules.include, crawl.rules.exclude)
 
@@ -97,7 +97,7 @@ def leads_of(crawl: Crawl, source: Source) -> tuple[int, list[Lead], bool]:
     first = crawl.cut_at if entry.task_id == crawl.cut_task else 0
     if reading is None:
         return first, [], True
-    pages, sitemaps = _followed(crawl, entry, reading), reading.sitemaps
+    pages, sitemaps = _urls_to_follow(crawl, entry, reading), reading.sitemaps
     depth = _depth_below(crawl, entry)
     until = first + _LOOKED_AT_MAX
     leads = [
@@ -112,7 +112,7 @@ def leads_of(crawl: Crawl, source: Source) -> tuple[int, list[Lead], bool]:
     return first, leads, until >= len(pages) + len(sitemaps)
 
 
-def _followed(crawl: Crawl, entry: CrawlEntry, reading: Reading) -> tuple[str, ...]:
+def _urls_to_follow(crawl: Crawl, entry: CrawlEntry, reading: Reading) -> tuple[str, ...]:
     rules = crawl.rules
     if reading.moved_to is not None:
         return (reading.moved_to,) if reading.moved_to else ()
@@ -132,20 +132,20 @@ def _depth_below(crawl: Crawl, entry: CrawlEntry) -> int:
 
 def start_reading(crawl: Crawl, robots: RobotsRules | None) -> Reading:
     """Returns what the caller asked for: the start page, and the sitemaps if they are wanted."""
-    start, rules = normalise(crawl.url), crawl.rules
+    start, rules = normalize(crawl.url), crawl.rules
     assert start is not None
     if Discovery.SITEMAP not in rules.discovery:
         return Reading(links=(start,))
     site = filter_of(crawl)
     named = rules.sitemaps or (robots.sitemaps if robots is not None else ())
-    forms = [form for url in named if (form := normalise(url)) and site.is_on_site(form)]
+    forms = [form for url in named if (form := normalize(url)) and site.is_on_site(form)]
     forms = forms or [f"{origin_of(start)}/sitemap.xml"]
     return Reading(links=(start,), sitemaps=tuple(dict.fromkeys(forms)))
 
 
 class StepPlanner:
     """Plans one step. `known` are tasks that exist, `robots` the rules by origin: None while they
-    are being fetched, absent if nobody has asked for them. `room` is how many tasks the step may
+    are being fetched, absent if they were not requested yet. `room` is how many tasks the step may
     add."""
 
     def __init__(
@@ -335,11 +335,11 @@ def _params_of(crawl: Crawl, new: NewTask) -> dict[str, str] | None:
 
 
 def claim(crawl: Crawl, *, due_at: float, now: float) -> Change:
-    """Takes a crawl until `due_at`, or hands it over to whoever comes then."""
+    """Takes a crawl until `due_at`, or makes it due for any worker at `due_at`."""
     return Change((_update(crawl, CrawlEvent.ADVANCED, {"due_at": due_at}, now),))
 
 
-def ended_by_limit(crawl: Crawl, *, now: float) -> CrawlEnd | None:
+def find_reached_limit(crawl: Crawl, *, now: float) -> CrawlEnd | None:
     """Returns the limit that ends the crawl although links are left."""
     seconds_max = crawl.rules.max_seconds
     if seconds_max is not None and now >= crawl.created_at + seconds_max:

@@ -70,7 +70,7 @@ def parse_robots(text: str, agent: str) -> RobotsRules:
 
 def is_without_rules(code: str, status: int) -> bool:
     """Whether the problem of a robots.txt means that the site has none, so that all is allowed.
-    Otherwise the site may have rules that nobody knows.
+    Otherwise the site may have rules that could not be read.
 
     Sites without the file often answer with a page instead, whatever its status: an error page, or
     the empty shell of an application. Such a page has a verdict, whose code begins with `page_`.

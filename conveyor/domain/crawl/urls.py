@@ -11,7 +11,7 @@ import msgspec
 
 from conveyor.domain import limits
 from conveyor.domain.submit.target import BadUrl, Target, join, parse_url
-from conveyor.domain.submit.url_normalization import normalized_target
+from conveyor.domain.submit.url_normalization import normalize_target
 
 # Parameters that name a visit or a campaign and not a page. Kept short: each further name is a page
 # lost on a site that uses it otherwise.
@@ -51,8 +51,8 @@ _PUBLIC_SECOND_LEVEL = frozenset(
 )
 
 
-def normalise(url: str) -> str | None:
-    """Returns the one URL that stands for all spellings of a page; None for no URL of a page."""
+def normalize(url: str) -> str | None:
+    """Returns the one URL that represents all spellings of a page; None if it is no URL."""
     target = parse_url(url, chars_max=limits.URL_CHARS_MAX)
     return None if isinstance(target, BadUrl) else normal_form(target)
 
@@ -60,7 +60,7 @@ def normalise(url: str) -> str | None:
 def normal_form(target: Target) -> str:
     """Returns the normal form of a URL as a page of a crawl: without sessions and campaigns, and
     with a sorted query."""
-    target = normalized_target(target)
+    target = normalize_target(target)
     path, _, query = target.path_and_query.partition("?")
     pairs = sorted(pair for pair in query.split("&") if pair and not _is_visit(pair))
     tail = f"?{'&'.join(pairs)}" if pairs else ""

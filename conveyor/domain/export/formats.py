@@ -101,7 +101,7 @@ class CsvTable:
         return b""
 
     def end(self, manifest: Manifest) -> bytes:
-        """Nothing: a table has no place for it. It is told beside the file."""
+        """Nothing: a table has no place for the manifest, which the API shows beside the file."""
         return b""
 
 
@@ -401,7 +401,7 @@ class ZipFile:
 
 
 class _Listing:
-    """An entry whose length nobody knows yet."""
+    """An entry whose length is not known yet."""
 
     def __init__(self, offset: int) -> None:
         self.offset = offset

@@ -58,7 +58,7 @@ class Parquet:
             # No minimum and maximum of bodies: they would be whole pages.
             write_statistics=[name for name in self._schema.names if name != "body"],
         )
-        return self._sink.taken()
+        return self._sink.take()
 
     def encode(self, entries: Sequence[Entry]) -> bytes:
         for entry in entries:
@@ -66,7 +66,7 @@ class Parquet:
             self._body_bytes += entry.size_bytes
             if self._body_bytes >= _GROUP_BYTES or len(self._rows) >= _GROUP_ROWS:
                 self._write_group()
-        return self._sink.taken()
+        return self._sink.take()
 
     def list(self, entries: Sequence[Entry]) -> bytes:
         return b""
@@ -75,7 +75,7 @@ class Parquet:
         self._write_group()
         self._writer.add_key_value_metadata({MANIFEST_KEY: msgspec.json.encode(manifest).decode()})
         self._writer.close()
-        return self._sink.taken()
+        return self._sink.take()
 
     def _write_group(self) -> None:
         import pyarrow as pa
@@ -113,7 +113,7 @@ class _Sink:
     def close(self) -> None:
         self.closed = True
 
-    def taken(self) -> bytes:
+    def take(self) -> bytes:
         pieces, self._pieces = self._pieces, []
         return b"".join(pieces)
 

@@ -24,10 +24,10 @@ from conveyor.domain.model import Run
 from conveyor.domain.timing import backoff_s
 
 # After this many failures the export fails for good. Each failure doubles the delay, from
-# PUT_OFF_S.
+# DEFER_S.
 FAILURES_MAX = 5
-PUT_OFF_S = 5.0
-PUT_OFF_S_MAX = PUT_OFF_S * 2**FAILURES_MAX
+DEFER_S = 5.0
+DEFER_S_MAX = DEFER_S * 2**FAILURES_MAX
 
 
 def export_key(export: Export) -> ExportKey:
@@ -135,7 +135,7 @@ def record_delivery(export: Export, *, now: float) -> Change:
 
 def defer(export: Export, error: str, *, now: float) -> Change:
     """Defers an export after a failed attempt."""
-    delay_s = backoff_s(export.failures - 1, first_s=PUT_OFF_S, delay_s_max=PUT_OFF_S_MAX)
+    delay_s = backoff_s(export.failures - 1, first_s=DEFER_S, delay_s_max=DEFER_S_MAX)
     due_at = min(now + delay_s, export.expires_at)
     values = {"due_at": due_at, "error": error, "updated_at": now}
     return _step(export, ExportEvent.DEFERRED, values)
@@ -143,7 +143,7 @@ def defer(export: Export, error: str, *, now: float) -> Change:
 
 def pull_back(export: Export, *, now: float) -> Change | None:
     """Makes an export due now if it waits longer than any claim or delay: the clock was ahead."""
-    ttl_s = max(limits.EXPORT_CLAIM_S, PUT_OFF_S_MAX)
+    ttl_s = max(limits.EXPORT_CLAIM_S, DEFER_S_MAX)
     if export.status is ExportStatus.DELIVERING:
         ttl_s = limits.EXPORT_TTL_S  # The delays of a delivery grow up to hours.
     is_unreal = timing.is_unreal(export.due_at, now=now, ttl_s=ttl_s)

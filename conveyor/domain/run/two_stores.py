@@ -17,9 +17,9 @@ others. A change of rows of one store is one transaction of that store. These cr
   job.
 
 A job has one crossing at a time, so second parts are written in the order in which their first
-parts were decided. Whoever meets an unfinished crossing finishes it: the next change of the job
-that crosses, a step that is refused, a deletion, a reader that relies on it, and, if none comes,
-every worker once in a while.
+parts were decided. Each of these finishes an unfinished crossing that it meets: the next change of
+the job that crosses, a step that is refused, a deletion, a reader that relies on it, and, if none
+comes, every worker once in a while.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def job_of(change: Change) -> JobId:
     for write in change.writes:
         if (job_id := getattr(write.key, "job_id", None)) is not None:
             return JobId(job_id)
-    # Rows of a caller: what comes first in the change stands for its job.
+    # Rows of a caller: the first key of the change takes the place of its job.
     key = change.writes[0].key
     return JobId("#".join([KIND_OF_KEY[type(key)].name, *map(str, msgspec.structs.astuple(key))]))
 
@@ -108,7 +108,7 @@ def split(change: Change, *, token: str, now: float) -> Parts:
     second = tuple(write for write in change.writes if is_in_task_store(write.key))
     job_id = job_of(change)
     crossing = Crossing(job_id, token, made_at=now, writes=_to_json(second))
-    # The insert is last, so that a reason to refuse the change itself is told before it.
+    # The insert is last, so that a reason to refuse the change itself is found before it.
     return Parts(Change((*first, Insert(CrossingKey(job_id), crossing))), second, crossing)
 
 
@@ -153,13 +153,13 @@ def relies_on_second(row: object) -> bool:
 
     No task of a run ends once the run is stopping, has ended or is deleted, and its totals are
     final: that is in its counters. All other second parts may be late: counters without a row are
-    zero, and events are told in the order in which they are numbered.
+    zero, and events are read in the order in which they are numbered.
     """
     return isinstance(row, Run) and not accepts_settles(row)
 
 
 def task_inserts(chunk: Chunk) -> list[Change]:
-    """Returns the inserts of a step, each with its own counts: whoever inserts a task counts it."""
+    """Returns the inserts of a step, each with its own counts: the insert of a task counts it."""
     changes = []
     for task in chunk.tasks:
         key = TaskKey(chunk.key.job_id, task.run_id, task.task_id, task.shard)
@@ -184,10 +184,10 @@ class _StoredWrite(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def _to_json(writes: Sequence[Write]) -> str:
-    return msgspec.json.encode([_stored(write) for write in writes]).decode()
+    return msgspec.json.encode([_to_stored(write) for write in writes]).decode()
 
 
-def _stored(write: Write) -> _StoredWrite:
+def _to_stored(write: Write) -> _StoredWrite:
     kind, key = KIND_OF_KEY[type(write.key)].name, msgspec.structs.asdict(write.key)
     match write:
         case Insert():
@@ -204,10 +204,10 @@ def _stored(write: Write) -> _StoredWrite:
 
 def _from_json(text: str) -> list[Write]:
     stored = msgspec.json.decode(text, type=list[_StoredWrite])
-    return [_restored(write, _KINDS[write.kind]) for write in stored]
+    return [_from_stored(write, _KINDS[write.kind]) for write in stored]
 
 
-def _restored(stored: _StoredWrite, kind: RowKind) -> Write:
+def _from_stored(stored: _StoredWrite, kind: RowKind) -> Write:
     key = msgspec.convert(stored.key, kind.key_type)
     if bytes(stored.row):
         row: Any = msgspec.json.decode(stored.row, type=kind.row_type)

@@ -91,7 +91,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 def identities_by_index(specs: Sequence[TaskSpec], origin: tuple[RunId, BatchId]) -> list[Identity]:
-    """The identities of lines that are nobody's duplicates."""
+    """The identities of lines that are no duplicates."""
     return [Identity(task_id) for task_id in task_ids(*origin, [spec.index for spec in specs])]
 
 

@@ -17,7 +17,7 @@ import msgspec
 from conveyor.domain.ids import BatchId, RunId, TaskId
 from conveyor.domain.model import TaskSpec
 from conveyor.domain.submit.admission import Identity, Secrets, identities_by_index
-from conveyor.domain.submit.url_normalization import normalized_url
+from conveyor.domain.submit.url_normalization import normalize_url
 
 _ENCODER = msgspec.json.Encoder(order="sorted")
 
@@ -30,7 +30,7 @@ def request_of(spec: TaskSpec, secrets: Secrets) -> str:
     body = b64encode(secrets.body).decode() if secrets.body is not None else None
     return _ENCODER.encode(
         [
-            normalized_url(spec.url) or spec.url,
+            normalize_url(spec.url) or spec.url,
             spec.method,
             body,
             secrets.content_type,
@@ -52,7 +52,7 @@ def identities_of(
     origin: Origin,
     known: Mapping[TaskId, int],
 ) -> list[Identity]:
-    """Returns the identities of consecutive lines. A line without a group is nobody's duplicate.
+    """Returns the identities of consecutive lines. A line without a group is no duplicate.
 
     `known` has the positions of originals in earlier lines, and of those in these lines that an
     interrupted ingest has stored already.

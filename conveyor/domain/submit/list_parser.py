@@ -49,7 +49,7 @@ class ListBroken(ListUnusable):
 
 
 class Line(NamedTuple):
-    """One line: where it begins in the file, counting from 1, and what stands there."""
+    """One line: where it begins in the file, counting from 1, and its content."""
 
     number: int
     draft: TaskDraft
@@ -239,7 +239,7 @@ class _TextParser:
 
 
 class _JsonTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A line of NDJSON: the same object that stands in a submitted list."""
+    """A line of NDJSON: the same object as in a submitted list."""
 
     url: Any = None
     external_id: Any = None

@@ -457,7 +457,7 @@ def embedded_addresses(ip: IPv6Address) -> tuple[IPv4Address, ...]:
 
 
 def _translated_addresses(number: int) -> tuple[int, ...]:
-    """What stands at each of the places that RFC 6052 has for an IPv4 address (prefixes of 32, 40,
+    """The number at each of the places that RFC 6052 has for an IPv4 address (prefixes of 32, 40,
     48, 56, 64 and 96 bits; bits 64 to 71 are passed over), and at MAP's (RFC 7597).
     """
     without_bits_64_to_71 = (number >> 64 << 56) | (number & ((1 << 56) - 1))
@@ -475,8 +475,9 @@ def _translated_addresses(number: int) -> tuple[int, ...]:
 def _forbidden_everywhere(ip: IPv4Address | IPv6Address) -> str | None:
     """Metadata services and multicast, in every form.
 
-    A network may translate under a prefix of its own, which nobody can know. A metadata service is
-    one address among four billion, so no honest address is lost by looking for it under any prefix.
+    A network may translate under a prefix of its own, which is not known here. A metadata service
+    is one address among four billion, so no honest address is lost by looking for it under any
+    prefix.
     """
     if ip in _METADATA:
         return "a metadata service"

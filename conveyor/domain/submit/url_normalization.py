@@ -22,13 +22,13 @@ _PERCENT_ENCODED = re.compile(r"(?<!%)(?<!%[0-9A-Fa-f])%[0-9A-Fa-f]{2}")
 _UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 
 
-def normalized_url(url: str) -> str | None:
+def normalize_url(url: str) -> str | None:
     """Returns the normal form of `url`, or None for a text that is not a URL."""
     target = parse_url(url)
-    return normalized_target(target).url if isinstance(target, Target) else None
+    return normalize_target(target).url if isinstance(target, Target) else None
 
 
-def normalized_target(target: Target) -> Target:
+def normalize_target(target: Target) -> Target:
     """Returns the target whose URL is the normal form. `parse_url` has normalised the rest of it
     already: scheme, host, port, fragment and empty path."""
     tail = target.path_and_query

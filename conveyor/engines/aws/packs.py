@@ -134,7 +134,7 @@ class Packs:
                     await self._lead(pack)
         finally:
             pack.callers -= 1
-            # A pack without callers is not stored: nobody would learn its keys.
+            # A pack without callers is not stored: no caller would learn its keys.
             if not pack.callers:
                 self._close(pack)
         if pack.error is not None:

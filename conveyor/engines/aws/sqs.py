@@ -35,8 +35,8 @@ VERSION = 1
 class Undecodable(Enum):
     """Why a message contains no task reference that this release can read."""
 
-    OTHER_RELEASE = "others may understand it"
-    GARBAGE = "nobody will ever understand it"
+    OTHER_RELEASE = "another release may understand it"
+    GARBAGE = "no release can understand it"
 
 
 class _Envelope(msgspec.Struct):

@@ -13,7 +13,7 @@ import msgspec
 
 from conveyor.domain.export_record import Destination
 from conveyor.domain.submit.target import LOCATION_CHARS_MAX, BadUrl, Target, parse_url
-from conveyor.engines.aws_signature import Credentials, Scope, presigned_query
+from conveyor.engines.aws_signature import Credentials, Scope, presign_query
 from conveyor.engines.http.direct import USER_AGENT
 from conveyor.http_client.errors import FetchFailed, OutOfResources, TimedOut
 from conveyor.http_client.exchange import Request, Upload
@@ -42,7 +42,7 @@ class HttpExportSink:
             return NotDelivered("transport_error:https is required")
         request = Request(
             method="PUT",
-            target=self._signed(file.destination, target),
+            target=self._sign(file.destination, target),
             partition=file.partition,
             headers=(("User-Agent", USER_AGENT), ("Content-Type", file.content_type)),
             deadline_s=_DEADLINE_S,
@@ -61,13 +61,13 @@ class HttpExportSink:
             return Delivered(status)
         return NotDelivered(f"http_{status // 100}xx:{status}", status)
 
-    def _signed(self, destination: Destination, target: Target) -> Target:
+    def _sign(self, destination: Destination, target: Target) -> Target:
         if destination.access_key is None or destination.secret_key is None:
             return target
         keys = Credentials(
             destination.access_key, destination.secret_key, destination.session_token
         )
-        query = presigned_query(
+        query = presign_query(
             "PUT",
             target.path_and_query,
             [],

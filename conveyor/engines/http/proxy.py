@@ -36,7 +36,7 @@ EXCLUDED_S_MAX = 600.0
 CONNECT_S = 10.0
 _PORTS = {"http": 8080, "https": 443, "socks5": 1080}
 _REPLY_BYTES_MAX = 16 * 1024
-# Unique local IPv6 addresses that belong to nobody.
+# Unique local IPv6 addresses that no host has.
 _STANDIN = "fd63:6f6e:7665:796f::"
 
 
@@ -196,7 +196,7 @@ class ProxyConnector:
         return data
 
     async def _plain_socket(self, stream: trio.abc.Stream) -> socket.socket:
-        """The pool needs a socket. For TLS to the proxy, one end of a pair stands for it, and two
+        """The pool needs a socket. For TLS to the proxy, one end of a pair takes its place, and two
         tasks copy the bytes."""
         if isinstance(stream, trio.SocketStream):
             return socket.socket(fileno=stream.socket.detach())

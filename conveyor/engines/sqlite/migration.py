@@ -90,8 +90,8 @@ def require_no_process(data_dir: Path) -> None:
 
 
 class SourceRows:
-    """The rows of a directory that nobody changes, page by page. Values are as they are stored, so
-    a damaged row is copied like any other."""
+    """The rows of a directory that no process changes, page by page. Values are as they are stored,
+    so a damaged row is copied like any other."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection

@@ -32,7 +32,7 @@ async def open_shared_blobs(
     try:
         yield blobs
     finally:
-        # Shielded: the threads still write files, which nobody else would finish.
+        # Shielded: the threads still write files, which no other process would finish.
         with trio.CancelScope(shield=True):
             await blobs.wait_until_at_rest()
 
@@ -45,7 +45,7 @@ def _make_places(folder: Path, now: float) -> None:
     """Makes the private directories for bodies, and removes bodies that were never finished."""
     for name in ("blobs", "temp"):
         make_private_directory(folder / name)
-    # Other processes may be writing: only what is old belongs to nobody.
+    # Other processes may be writing: only an old file has no writer any more.
     for entry in os.scandir(folder / "temp"):
         with suppress(FileNotFoundError):
             if entry.stat().st_mtime < now - _LEFT_OVER_S:

@@ -71,7 +71,7 @@ def _answer(message: bytes) -> Answer:
     except (MemoryError, RecursionError):
         return Answer(code="too_large", detail="the page is too large", rss_bytes=_rss_bytes())
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # The packages raise these for pages that nobody has thought of.
+        # The packages raise these for pages that they do not expect.
         detail = f"the page cannot be converted ({type(error).__name__})"
         return Answer(code="not_extracted", detail=detail, rss_bytes=_rss_bytes())
 

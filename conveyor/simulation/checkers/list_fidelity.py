@@ -10,7 +10,7 @@ from typing import Any
 from conveyor.domain.changes import TaskKey
 from conveyor.domain.lifecycle import TASK_TERMINAL
 from conveyor.domain.model import RunStatus, Task, TaskStatus
-from conveyor.domain.submit.url_normalization import normalized_url
+from conveyor.domain.submit.url_normalization import normalize_url
 from conveyor.simulation.client_history import Call, Fetch, History
 from conveyor.simulation.invariant_monitor import StateChange
 
@@ -174,7 +174,7 @@ def duplicates_are_those_of_their_list(moment: StateChange) -> Iterator[str]:
         first_of: dict[tuple[str, str, bool], str] = {}
         tasks = moment.after.tasks_by_run.get(run.run_id, [])
         for task in sorted(tasks, key=lambda task: (task.batch_id, task.index)):
-            url = normalized_url(task.url)
+            url = normalize_url(task.url)
             if not job.dedup or url is None or not task.claim:
                 if task.duplicate_of is not None and not job.dedup:
                     yield f"task {_name_of(task)} is a duplicate in a job without them"

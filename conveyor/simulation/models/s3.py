@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from conveyor.engines.aws.errors import AwsError, NoResponse
-from conveyor.engines.aws_signature import escaped_path
+from conveyor.engines.aws_signature import escape_path
 from conveyor.simulation.models.fault_source import FaultSource
 
 URL = "https://s3.test/"
@@ -124,7 +124,7 @@ class S3Model:
 
     def presign(self, operation: str, params: Params, *, expires_s: int) -> str:
         secret = f"{self.fault_source.random.getrandbits(128):032x}"
-        url = f"{URL}{params['Bucket']}/{escaped_path(params['Key'])}?X-Amz-Signature={secret}"
+        url = f"{URL}{params['Bucket']}/{escape_path(params['Key'])}?X-Amz-Signature={secret}"
         self._links[url] = _Link(operation, dict(params), self.now() + expires_s)
         return url
 

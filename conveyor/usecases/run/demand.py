@@ -26,7 +26,7 @@ from conveyor.usecases.context import Context
 from conveyor.usecases.run.run_progress import live_workers
 
 # The status subject of the latest sum. A sweep of thousands of runs takes minutes, so the text
-# stands for longer than a few sweeps.
+# lives for longer than a few sweeps.
 SUBJECT = "demand"
 TTL_S = 600.0
 

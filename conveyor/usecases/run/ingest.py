@@ -42,9 +42,9 @@ _SPEC = msgspec.json.Decoder(TaskSpec)
 class Ingested(Enum):
     """How the ingest of a batch ended."""
 
-    SEALED = "every line is in"
-    FENCED = "somebody else has taken it over, or the run has ended"
-    GIVEN_UP = "the list as a whole cannot be taken"
+    SEALED = "every line is ingested"
+    FENCED = "another ingester has taken it over, or the run has ended"
+    GIVEN_UP = "the list as a whole cannot be ingested"
 
 
 async def acquire_batch(env: Context, batch: Batch) -> Batch | None:

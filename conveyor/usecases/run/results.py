@@ -151,7 +151,7 @@ class HostFigures:
 
 async def sum_hosts(env: Context, query: TasksOf) -> tuple[list[HostFigures], bool]:
     """Sums the tasks of each host, those with the most failures first, from up to HOST_ROWS_MAX
-    rows. The second value tells whether these were all rows."""
+    rows. The second value states whether these were all rows."""
     figures: dict[str, HostFigures] = {}
     position: TaskId | None = None
     count = 0

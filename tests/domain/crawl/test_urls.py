@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conveyor.domain.crawl.urls import LinkFilter, normalise, origin_of, resolve, site_of
+from conveyor.domain.crawl.urls import LinkFilter, normalize, origin_of, resolve, site_of
 from conveyor.domain.submit.target import Target, parse_url
 
 
@@ -29,8 +29,8 @@ from conveyor.domain.submit.target import Target, parse_url
     ],
 )
 def test_spellings_of_one_page_have_one_normal_form(url: str, form: str | None) -> None:
-    assert normalise(url) == form
-    assert form is None or normalise(form) == form
+    assert normalize(url) == form
+    assert form is None or normalize(form) == form
 
 
 @pytest.mark.parametrize(

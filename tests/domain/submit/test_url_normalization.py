@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conveyor.domain.submit.url_normalization import normalized_url
+from conveyor.domain.submit.url_normalization import normalize_url
 
 
 @pytest.mark.parametrize(
@@ -35,8 +35,8 @@ from conveyor.domain.submit.url_normalization import normalized_url
     ],
 )
 def test_a_url_has_one_normal_form(url: str, normal: str) -> None:
-    assert normalized_url(url) == normal
-    assert normalized_url(normal) == normal
+    assert normalize_url(url) == normal
+    assert normalize_url(normal) == normal
 
 
 @pytest.mark.parametrize(
@@ -53,14 +53,14 @@ def test_a_url_has_one_normal_form(url: str, normal: str) -> None:
     ],
 )
 def test_what_a_site_can_tell_apart_stays_apart(one: str, other: str) -> None:
-    assert normalized_url(one) != normalized_url(other)
+    assert normalize_url(one) != normalize_url(other)
 
 
 def test_a_text_that_is_no_url_has_no_normal_form() -> None:
-    assert normalized_url("not a url") is None
+    assert normalize_url("not a url") is None
 
 
 @given(st.text(alphabet="aB/.%123456eEfF?&=~-_#", max_size=40))
 def test_normalising_again_changes_nothing(tail: str) -> None:
-    normal = normalized_url(f"http://example.com/{tail}")
-    assert normal is None or normalized_url(normal) == normal
+    normal = normalize_url(f"http://example.com/{tail}")
+    assert normal is None or normalize_url(normal) == normal

@@ -41,9 +41,9 @@ from conveyor.engines.aws_signature import (
     Scope,
     authorization,
     canonical_query,
-    escaped_path,
+    escape_path,
     payload_hash,
-    presigned_query,
+    presign_query,
     stamp,
 )
 from conveyor.http_client.errors import (
@@ -165,7 +165,7 @@ class HttpTransport:
         keys_until = scope.credentials.expires_at
         if keys_until is not None:
             expires_s = max(1, min(expires_s, int(keys_until - now)))
-        query = presigned_query(
+        query = presign_query(
             entry.method,
             target.path_and_query,
             s3_protocol.query_of(entry, params),
@@ -245,7 +245,7 @@ class HttpTransport:
     async def _s3_target(self, params: Mapping[str, Any]) -> tuple[Target, Scope]:
         at = await self.access.endpoint("s3")
         scope = await self._scope("s3")
-        bucket, key = params["Bucket"], escaped_path(params.get("Key", ""))
+        bucket, key = params["Bucket"], escape_path(params.get("Key", ""))
         # AWS prefers the bucket in the host name. A bucket with a dot would not match the wildcard
         # of AWS's TLS certificate, and other servers may have no such host names. Both get the
         # bucket in the path.

@@ -15,7 +15,7 @@ from xml.sax.saxutils import escape
 
 import msgspec
 
-from conveyor.engines.aws_signature import escaped_path
+from conveyor.engines.aws_signature import escape_path
 
 _NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 _META = "x-amz-meta-"
@@ -243,9 +243,9 @@ def _name(element: ElementTree.Element) -> str:
 
 def _copy_source(source: Mapping[str, str] | str) -> str:
     if isinstance(source, str):
-        return escaped_path(source)
+        return escape_path(source)
     version = f"?versionId={source['VersionId']}" if "VersionId" in source else ""
-    return escaped_path(f"{source['Bucket']}/{source['Key']}") + version
+    return escape_path(f"{source['Bucket']}/{source['Key']}") + version
 
 
 def _delete_xml(delete: Mapping[str, Any]) -> bytes:

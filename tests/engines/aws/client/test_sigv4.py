@@ -21,9 +21,9 @@ from conveyor.engines.aws_signature import (
     Scope,
     authorization,
     canonical_query,
-    escaped_path,
+    escape_path,
     payload_hash,
-    presigned_query,
+    presign_query,
     stamp,
 )
 
@@ -59,7 +59,7 @@ def test_an_s3_request_is_signed_as_botocore_does(
     key: str, query: list[tuple[str, str]], body: bytes, keys: Credentials, more: dict[str, str]
 ) -> None:
     more = {name: value for name, value in more.items() if name != "x-amz-date"}
-    path, text = f"/{escaped_path(key)}", canonical_query(query)
+    path, text = f"/{escape_path(key)}", canonical_query(query)
     url = f"http://{HOST}{path}" + (f"?{text}" if text else "")
     request = AWSRequest(method="PUT", url=url, headers=more, data=body)
     boto_keys = BotoCredentials(keys.access_key, keys.secret_key, keys.token)
@@ -80,7 +80,7 @@ def test_an_s3_request_is_signed_as_botocore_does(
 def test_a_body_that_is_not_signed_is_declared_so_as_botocore_does(
     key: str, keys: Credentials
 ) -> None:
-    path = f"/{escaped_path(key)}"
+    path = f"/{escape_path(key)}"
     request = AWSRequest(method="PUT", url=f"https://{HOST}{path}", data=b"any")
     request.context["client_config"] = type(
         "Config", (), {"s3": {"payload_signing_enabled": False}}
@@ -126,7 +126,7 @@ def test_a_presigned_url_carries_what_botocore_puts_there(
     key: str, query: dict[str, str], keys: Credentials, expires_s: int, kind: str | None
 ) -> None:
     method, headers = ("PUT", [("content-type", kind)]) if kind else ("GET", [])
-    path, text = f"/{escaped_path(key)}", canonical_query(query.items())
+    path, text = f"/{escape_path(key)}", canonical_query(query.items())
     url = f"https://{HOST}{path}" + (f"?{text}" if text else "")
     request = AWSRequest(method=method, url=url, headers=dict(headers))
     boto_keys = BotoCredentials(keys.access_key, keys.secret_key, keys.token)
@@ -135,7 +135,7 @@ def test_a_presigned_url_carries_what_botocore_puts_there(
     expected = dict(parse_qsl(urlsplit(request.url).query, keep_blank_values=True))
 
     scope = Scope("s3", "us-east-1", keys)
-    presigned = presigned_query(
+    presigned = presign_query(
         method,
         path,
         list(query.items()),
