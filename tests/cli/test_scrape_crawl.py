@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,6 +95,30 @@ def test_the_pages_of_a_sitemap_are_fetched(site: TrapSite, tmp_path: Path) -> N
 
     assert ended.returncode == 0, ended.stderr
     assert paths_in(tmp_path / "x", site) == {"/sitemap.xml", "/", *tree(site)}
+
+
+def test_the_rounds_of_a_crawl_are_one_visit_of_its_sites(site: TrapSite, tmp_path: Path) -> None:
+    began_at = time.monotonic()
+    crawl = ("--crawl", f"{site.url}/", "--match", "/p/", "--depth", "3")
+
+    ended = scrape(tmp_path / "x", *crawl, "--rate", "4", "--json")
+
+    count = len(paths_in(tmp_path / "x", site))
+    assert site.requests["/robots.txt"] == 1
+    # A round that forgot the pace of the one before would start its first page at once.
+    assert time.monotonic() - began_at >= (count - 1) / 4
+    assert json.loads(ended.stdout)["fetched"] == count
+    assert "Going on with" not in ended.stderr
+
+
+def test_a_crawl_that_is_done_says_so(site: TrapSite, tmp_path: Path) -> None:
+    crawl = ("--crawl", f"{site.url}/", "--match", "/p/", "--depth", "1")
+    first = scrape(tmp_path / "x", *crawl)
+
+    again = scrape(tmp_path / "x", *crawl)
+
+    assert "nothing was left to fetch" not in first.stderr
+    assert "nothing was left to fetch" in again.stderr
 
 
 @pytest.mark.parametrize(

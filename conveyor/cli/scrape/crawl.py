@@ -128,4 +128,5 @@ def run_crawl(order: Order, options: CrawlOptions, display: Display, started_at:
         if not (new_count := frontier.grow()):
             order = replace(order, is_round=False, updates=False)
             return run_order(order, display, started_at)
-        display.say(f"{counted(new_count, 'new page')} after {len(frontier.readings):,} were read.")
+        read = counted(len(frontier.readings), "page")
+        display.phase(f"{read} read, {counted(new_count, 'new page')} found")

@@ -71,14 +71,28 @@ class Host:
     def mean_s(self) -> float:
         return self.seconds / self.answered if self.answered else 0.0
 
+    def begin_round(self) -> None:
+        """Forgets the queue of pages that have ended. Limit, pace and pause stay."""
+        assert not self.ready
+        assert not self.inflight
+        self.timer_at = 0.0
+
 
 class Hosts:
-    """The queue of all pages that have not ended, by host."""
+    """The queue of all pages that have not ended, by host. `known` has the hosts of an earlier
+    queue, whose pages have all ended."""
 
-    def __init__(self, names: Sequence[str], limit_of: Callable[[str], Host]) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        limit_of: Callable[[str], Host],
+        known: dict[str, Host] | None = None,
+    ) -> None:
         self._names = names
         self._limit_of = limit_of
-        self._hosts: dict[str, Host] = {}
+        self._hosts = {} if known is None else known
+        for host in self._hosts.values():
+            host.begin_round()
         self._ring: deque[Host] = deque()
         # Hosts and pages that wait for a time. The number keeps equal times in order.
         self._timers: list[tuple[float, int, Host | int]] = []

@@ -51,7 +51,7 @@ from conveyor.cli.scrape.pages import (
     fingerprint,
     request_key,
 )
-from conveyor.cli.scrape.scraper import Ending, Scraper
+from conveyor.cli.scrape.scraper import Ending, Scraper, Sites
 from conveyor.config import Settings
 from conveyor.domain.budget import BudgetCap
 from conveyor.domain.submit.scraper_params import needs_browser
@@ -84,6 +84,17 @@ class Summary(msgspec.Struct, frozen=True):
     folder: str
 
 
+@dataclass(slots=True)
+class Rounds:
+    """What the rounds of a crawl share: what they have learned of the sites, the pages that they
+    have fetched, and the rates that the display shows."""
+
+    sites: Sites = field(default_factory=Sites)
+    fetched: int = 0
+    meter: Meter | None = None
+    has_begun: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
     """What the command line asks for. `given_options` names the options that were given. A round
@@ -104,6 +115,7 @@ class Order:
     restarts: bool = False
     updates: bool = False
     is_round: bool = False
+    rounds: Rounds = field(default_factory=Rounds)
     as_json: bool = False
 
 
@@ -139,10 +151,11 @@ def run_order(order: Order, display: Display, started_at: float) -> Ended:
         plan = prepare(folder, order)
         scraper = _scraper(folder, plan, order)
         if plan.pending:
-            if plan.is_resumed:
+            if plan.is_resumed and not order.rounds.has_begun:
                 left = f"{len(plan.pending):,} of {len(plan.pages):,} pages left"
                 display.say(f"Going on with this list where it stopped: {left}.")
             _fetch(folder, plan, scraper, order, display)
+        order.rounds.has_begun, order.rounds.fetched = True, scraper.progress.fetched
         if scraper.ending is None:
             display.phase(f"Writing {LIST_NAME}")
             folder.finish()
@@ -277,8 +290,9 @@ def _settle_unfetchable(
 
 
 def _scraper(folder: Folder, plan: Plan, order: Order) -> Scraper:
-    scraper = Scraper(folder, plan.pages, plan.hosts, plan.options)
+    scraper = Scraper(folder, plan.pages, plan.hosts, plan.options, order.rounds.sites)
     scraper.progress.total -= plan.invalid + plan.duplicates
+    scraper.progress.fetched = order.rounds.fetched
     for line in plan.earlier:
         scraper.count(line)
     plan.earlier.clear()
@@ -361,6 +375,20 @@ class _Worker:
             nursery.start_soon(fetch_pages)
 
 
+class MonotonicClock(trio.abc.Clock):
+    """The clock of every round of a crawl: unlike Trio's own, it goes on from one event loop to the
+    next, and so do the pauses of the sites."""
+
+    def start_clock(self) -> None:
+        pass
+
+    def current_time(self) -> float:
+        return time.monotonic()
+
+    def deadline_to_sleep_time(self, deadline: float) -> float:
+        return deadline - self.current_time()
+
+
 def _fetch(folder: Folder, plan: Plan, scraper: Scraper, order: Order, display: Display) -> None:
     count = order.processes or useful_processes(len(plan.pending), plan.options)
     slots = -(-min(plan.options.concurrency, len(plan.pending)) // count)
@@ -376,7 +404,7 @@ def _fetch(folder: Folder, plan: Plan, scraper: Scraper, order: Order, display: 
     gc.set_threshold(50_000, 20, 10)
     helpers = [fork_helper(worker.help) for _ in range(count - 1)]
     try:
-        trio.run(_fetch_all, worker, scraper, helpers, display)
+        trio.run(_fetch_all, worker, scraper, helpers, display, clock=MonotonicClock())
     finally:
         for helper in helpers:
             helper.stop()
@@ -398,7 +426,7 @@ async def _fetch_all(
         scraper.add(plan.pending)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_interrupt_on_signal, scraper, scope)
-            nursery.start_soon(_show, scraper, plan, display)
+            nursery.start_soon(_show, scraper, plan, order.rounds, display)
             nursery.start_soon(_serve_snapshots, worker, scraper)
             if worker.local is not None:
                 nursery.start_soon(worker.local.run)
@@ -440,9 +468,11 @@ def _exit_interrupted(*_: object) -> None:
     os._exit(EXIT_INTERRUPTED)
 
 
-async def _show(scraper: Scraper, plan: Plan, display: Display) -> None:
+async def _show(scraper: Scraper, plan: Plan, rounds: Rounds, display: Display) -> None:
     progress = scraper.progress
-    meter = Meter(trio.current_time(), progress.done, progress.size_bytes)
+    meter = rounds.meter
+    if meter is None:
+        meter = rounds.meter = Meter(trio.current_time(), progress.done, progress.size_bytes)
     while True:
         now = trio.current_time()
         display.update(see(scraper, meter, now, lambda index: plan.pages[index].url))
@@ -493,7 +523,7 @@ def report(
         case Ending.REFUSED:
             display.say(f"The gateway refuses the account: {scraper.ending_detail}.")
             display.say(f"It stopped with {done}. The same command goes on from there.")
-        case None if not plan.pending:
+        case None if not progress.fetched and not plan.pending:
             size_text = size(progress.size_bytes)
             display.say(f"This list is done: nothing was left to fetch ({size_text} here).")
     for line in summary_lines(progress, seconds, invalid=plan.invalid, duplicates=plan.duplicates):

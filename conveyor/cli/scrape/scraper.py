@@ -10,6 +10,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 
 import trio
@@ -70,13 +71,25 @@ class Progress:
         return self.successful + self.failed
 
 
+@dataclass(slots=True)
+class Sites:
+    """What a scrape has learned of the sites: their pace and pauses, and their robots.txt, or why
+    it cannot be known."""
+
+    hosts: dict[str, Host] = field(default_factory=dict)
+    rules: dict[tuple[str, str, int], RobotsRules | str] = field(default_factory=dict)
+
+
 class Scraper:
+    """`sites` is what earlier rounds of the same crawl have learned."""
+
     def __init__(
         self,
         folder: Folder,
         pages: Sequence[Page],
         host_names: Sequence[str],
         options: ScrapeOptions,
+        sites: Sites | None = None,
     ) -> None:
         self._folder = folder
         self._pages = pages
@@ -86,12 +99,13 @@ class Scraper:
         self._attempts: Counter[int] = Counter()
         self._throttled: Counter[int] = Counter()
         self._lost: Counter[int] = Counter()
-        self._robots: dict[tuple[str, str, int], RobotsRules | str] = {}
+        sites = sites or Sites()
+        self._robots = sites.rules
         self._left = 0
         self._slots_max: int | None = None
         self._parked = trio.lowlevel.ParkingLot()
         self._changed = trio.Event()
-        self.hosts = Hosts(host_names, self._new_host)
+        self.hosts = Hosts(host_names, self._new_host, sites.hosts)
         self.progress = Progress(len(pages))
         self.asks_robots = True
         self.ending: Ending | None = None
