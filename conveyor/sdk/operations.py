@@ -218,10 +218,19 @@ def set_schedule_state(job_id: str, state: Literal["active", "paused"]) -> Call[
 
 
 def list_results(
-    job_id: str, run_id: str | None, status: str | None, *, limit: int, cursor: str | None
+    job_id: str,
+    run_id: str | None,
+    status: str | None,
+    *,
+    order: str,
+    limit: int,
+    cursor: str | None,
 ) -> Call[ListResultsResponse]:
     path = _run_path(job_id, run_id, "results")
-    return Call("GET", path, ListResultsResponse, _query(status, limit, cursor))
+    query = _query(status, limit, cursor)
+    if order != "id":
+        query["order"] = order
+    return Call("GET", path, ListResultsResponse, query)
 
 
 def get_history(job_id: str, task_id: str, run_id: str | None) -> Call[TaskHistoryResponse]:

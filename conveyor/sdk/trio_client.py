@@ -239,15 +239,23 @@ class TrioClient(TrioConnection):
         await self._ask(operations.delete_run(job_id, run_id))
 
     async def results(
-        self, job_id: str, *, run_id: str | None = None, status: str | None = None
+        self,
+        job_id: str,
+        *,
+        run_id: str | None = None,
+        status: str | None = None,
+        order: str = "id",
     ) -> AsyncGenerator[TaskResult, None]:
         """Yields the tasks of a run, by default the latest, page by page.
 
-        While the run is live, tasks may change between two pages.
+        The order is that of the task ids, or with `list` that of the submitted lines, for runs of
+        up to 20,000 tasks. While the run is live, tasks may change between two pages.
         """
         cursor = None
         while True:
-            page = await self.results_page(job_id, run_id=run_id, status=status, cursor=cursor)
+            page = await self.results_page(
+                job_id, run_id=run_id, status=status, order=order, cursor=cursor
+            )
             for result in page.results:
                 yield result
             if (cursor := page.next_cursor) is None:
@@ -259,12 +267,13 @@ class TrioClient(TrioConnection):
         *,
         run_id: str | None = None,
         status: str | None = None,
+        order: str = "id",
         limit: int = RESULTS_PAGE,
         cursor: str | None = None,
     ) -> ListResultsResponse:
         """Returns one page of `results`. Its `next_cursor` is the `cursor` of the next page."""
         return await self._ask(
-            operations.list_results(job_id, run_id, status, limit=limit, cursor=cursor)
+            operations.list_results(job_id, run_id, status, order=order, limit=limit, cursor=cursor)
         )
 
     async def history(

@@ -9,8 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from conveyor.cli.scrape.display import RED, Display, Seen, plain_line, render, unstyled
+from conveyor.cli.scrape.display import (
+    RED,
+    Display,
+    Seen,
+    pace,
+    plain_line,
+    render,
+    summary_lines,
+    unstyled,
+)
 from conveyor.cli.scrape.folder import cannot_write
+from conveyor.cli.scrape.scraper import Progress
 
 URL = f"https://slow.example/{'long/' * 40}"
 SEEN = Seen(
@@ -61,6 +71,25 @@ def test_a_terminal_shows_a_failure_on_one_line_and_a_pipe_shows_all_of_it(
 
     assert (len(screen_text), screen_text[-1]) == (60, "…")
     assert pipe.getvalue() == f"  timeout  {URL}\n"
+
+
+def test_the_final_screen_counts_failures_by_reason() -> None:
+    progress = Progress(13)
+    progress.failures.update({"timeout": 1, "target_404": 12})
+
+    lines = summary_lines(progress, 40.0, invalid=0, duplicates=0)
+
+    assert unstyled(lines[0]) == "13 pages: 0 successful, 13 failed"
+    assert lines[2] == "Failed: 12 target_404, 1 timeout"
+
+
+def test_a_slow_site_has_a_rate_too() -> None:
+    assert [pace(rate) for rate in (0.0, 0.3, 9.9, 1234.5)] == [
+        "0 pages/s",
+        "0.3 pages/s",
+        "9.9 pages/s",
+        "1,234 pages/s",
+    ]
 
 
 def test_a_full_disk_is_told_with_the_way_on() -> None:

@@ -46,6 +46,18 @@ def test_a_csv_column_is_found_by_its_name(tmp_path: Path) -> None:
     ]
 
 
+def test_a_header_makes_a_list_csv_whose_name_says_nothing(tmp_path: Path) -> None:
+    table = "sku\tLink\n1\thttps://a.example/1\n"
+
+    (page,) = pages_in(tmp_path / "list", table, id_column="sku")
+    (alone,) = pages_in(tmp_path / "export", "url\nhttps://a.example/2\n")
+    (text,) = pages_in(tmp_path / "urls", "https://a.example/?url,link=3\n")
+
+    assert (page.url, page.id) == ("https://a.example/1", "1")
+    assert alone.url == "https://a.example/2"
+    assert text.url == "https://a.example/?url,link=3"
+
+
 def test_a_csv_column_may_be_named_by_name_or_number(tmp_path: Path) -> None:
     text = "sku;page\n1;https://a.example/1\n"
 

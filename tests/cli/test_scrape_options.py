@@ -296,7 +296,17 @@ def test_a_size_that_is_none_is_refused(run: Scrape, site: OptionsSite, size: st
     ended = run(site.url("/a"), "--max-bytes", size)
 
     assert ended.exit_code == 2
-    assert "500k, 10M or 1000000" in ended.output
+    assert f"'{size}' is not a size such as 500k or 10M." in ended.output
+
+
+def test_a_url_that_may_not_be_fetched_is_named_with_the_way_on(program: Program) -> None:
+    settings = {"CONVEYOR_ALLOW_PRIVATE_TARGETS": "off"}
+
+    ended = program.run("scrape", "http://shop.example:8080/", **settings)
+
+    assert ended.code == 2
+    assert "  http://shop.example:8080/: forbidden_target: port 8080 may not be" in ended.err
+    assert "CONVEYOR_ALLOW_PRIVATE_TARGETS=1" in ended.err
 
 
 def test_data_is_posted(run: Scrape, site: OptionsSite) -> None:

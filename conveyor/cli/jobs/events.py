@@ -142,6 +142,9 @@ def watch_run(session: Session, run: RunResponse, *, as_json: bool) -> int:
         session.remark(f"The job continues; `conveyor jobs watch {run.job_id}` watches it again.")
         sys.exit(EXIT_INTERRUPTED)
     session.answer(run, outcome_table(run), as_json=as_json)
+    if run.stats.failed:
+        session.remark(f"Which: conveyor jobs results {run.job_id} --status failed")
+        session.remark(f"Retry them: conveyor jobs rerun {run.job_id} --status failed --watch")
     is_good = run.status is RunStatus.COMPLETED and not run.stats.failed
     return 0 if is_good else EXIT_SOME_FAILED
 

@@ -16,6 +16,7 @@ from conveyor.cli.jobs.tables import results_table
 from conveyor.cli.progress import progress
 from conveyor.cli.scrape.folder import LIST_NAME
 from conveyor.cli.scrape.pages import ResultLine
+from conveyor.domain.limits import ORDERED_ROWS_MAX
 from conveyor.domain.model import TaskStatus
 from conveyor.domain.submit.scraper_params import extension_for
 from conveyor.sdk import ApiError, Downloaded, RunResponse, TaskResult
@@ -61,11 +62,14 @@ def results(
 
     With --json, print one line of JSON for each URL.
     """
-    task_results = session.client.results(job, run_id=run_id, status=status)
     if as_json:
-        for result in islice(task_results, limit):
+        for result in islice(session.client.results(job, run_id=run_id, status=status), limit):
             session.write_json(result)
         return
+    run = session.client.run(job, run_id) if run_id else session.client.get(job).latest_run
+    # The server reads a longer list in the order of the ids only.
+    order = "list" if run is not None and run.stats.total <= ORDERED_ROWS_MAX else "id"
+    task_results = session.client.results(job, run_id=run_id, status=status, order=order)
     rows = list(islice(task_results, limit or ROWS_SHOWN))
     if not rows:
         session.remark("There is no such task.")

@@ -105,7 +105,7 @@ def submit(
     that time.
     """
     if not sources and not options["is_open"]:
-        raise click.UsageError("Give a FILE with one URL a line, or - for standard input.")
+        raise click.UsageError("Give a FILE with one URL a line, - for standard input, or URLs.")
     lines = _lines_of(sources, options) if sources else []
     if options["is_dry"]:
         seen = session.client.preview(_request(lines, options))

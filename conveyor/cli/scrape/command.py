@@ -67,14 +67,16 @@ def _method(_: click.Context, option: click.Parameter, value: str | None) -> str
 
     method = None if value is None else value.upper()
     if method is not None and method not in DIRECT_METHODS:
-        raise click.BadParameter(f"is one of {', '.join(DIRECT_METHODS)}.", param=option)
+        raise click.BadParameter(
+            f"{value!r} is not one of {', '.join(DIRECT_METHODS)}.", param=option
+        )
     return method
 
 
 def _statuses(_: click.Context, option: click.Parameter, value: str | None) -> list[int]:
     words = [] if value is None else value.split(",")
     if not all(word.strip().isdigit() and len(word.strip()) == 3 for word in words):
-        raise click.BadParameter("is a list such as 404,410.", param=option)
+        raise click.BadParameter(f"{value!r} is not a list such as 404,410.", param=option)
     return [int(word) for word in words]
 
 
@@ -87,7 +89,7 @@ def _bytes(_: click.Context, option: click.Parameter, value: str | None) -> int 
     scale = units.get(text[-1:], 1)
     digits = text[:-1] if scale > 1 else text
     if not digits.isdigit() or not 1 <= int(digits) * scale <= limits.BODY_BYTES_MAX * 40:
-        raise click.BadParameter("is a size such as 500k, 10M or 1000000.", param=option)
+        raise click.BadParameter(f"{value!r} is not a size such as 500k or 10M.", param=option)
     return int(digits) * scale
 
 
@@ -483,7 +485,7 @@ def _read(
     settings: Settings, sources: Sequence[str], arguments: dict[str, Any], display: Display
 ) -> PageList:
     from conveyor.bootstrap.scrape import DIRECT
-    from conveyor.cli.scrape.inputs import read_pages
+    from conveyor.cli.scrape.inputs import describe_flaws, read_pages
     from conveyor.domain.submit.target import TargetPolicy
 
     is_direct = settings.gateway_url == DIRECT
@@ -500,14 +502,12 @@ def _read(
     if not page_list.pages:
         raise click.ClickException(f"{name} holds no URL. Give one a line.")
     if flawed:
-        lines = [f"  line {page.line}: {page.flaw}" for page in flawed[:SHOWN_MAX]]
-        if len(flawed) > SHOWN_MAX:
-            lines.append(f"  ... and {len(flawed) - SHOWN_MAX:,} more")
+        lines = describe_flaws(flawed, SHOWN_MAX)
         count = f"{len(flawed):,} of {len(page_list.pages):,} lines"
         if len(flawed) == len(page_list.pages) and arguments["skip_invalid"]:
             raise click.ClickException(f"{name} holds no URL. Give one a line.")
         if not arguments["skip_invalid"]:
-            hint = "Mend them, or leave them out with --skip-invalid."
+            hint = "Correct them, or leave them out with --skip-invalid."
             raise click.ClickException("\n".join([f"{count} are no usable URL:", *lines, hint]))
         display.say("\n".join([f"{count} are left out:", *lines]))
     return page_list

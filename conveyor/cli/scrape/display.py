@@ -138,7 +138,7 @@ def render(seen: Seen, width: int) -> list[str]:
     bar = f"{CYAN}{'━' * filled}{DIM}{'─' * (room - filled)}{PLAIN}"
     lines = [f"{BOLD}{head}{PLAIN}{bar}"]
     # The last ones are cut on a narrow terminal.
-    facts = [f"{seen.rate:,.0f} pages/s"]
+    facts = [pace(seen.rate)]
     if seen.left_s is not None and seen.done < seen.total:
         facts.append(f"{span(seen.left_s)} left")
     facts += [size(seen.size_bytes), f"{size(seen.bytes_rate)}/s"]
@@ -160,7 +160,7 @@ def render(seen: Seen, width: int) -> list[str]:
 def plain_line(seen: Seen) -> str:
     """Returns one line for logs and pipes."""
     parts = [f"{seen.done:,} of {seen.total:,} done", f"{seen.failed:,} failed"]
-    parts += [f"{seen.rate:,.0f} pages/s", size(seen.size_bytes)]
+    parts += [pace(seen.rate), size(seen.size_bytes)]
     if seen.left_s is not None and seen.done < seen.total:
         parts.append(f"{span(seen.left_s)} left")
     parts += [f"waits: {wait}" for wait in seen.waits[:1]]
@@ -192,6 +192,10 @@ def size(count: float) -> str:
             return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
         count /= 1000
     return f"{count:,.1f} GB"
+
+
+def pace(rate: float) -> str:
+    return f"{rate:,.0f} pages/s" if rate >= 10 or not rate else f"{rate:,.1f} pages/s"
 
 
 def counted(count: int, noun: str) -> str:
@@ -278,5 +282,9 @@ def summary_lines(
     if duplicates:
         counts.append(counted(duplicates, "duplicate"))
     head = f"{BOLD}{counted(progress.total, 'page')}{PLAIN}: {', '.join(counts)}"
-    now = f"{progress.fetched:,} fetched now in {seconds:,.1f} s, {rate:,.0f} pages/s"
-    return [head, f"{size(progress.size_bytes)}; {now}"]
+    now = f"{progress.fetched:,} fetched now in {seconds:,.1f} s, {pace(rate)}"
+    lines = [head, f"{size(progress.size_bytes)}; {now}"]
+    if len(progress.failures) > 1:
+        reasons = progress.failures.most_common()
+        lines.append("Failed: " + ", ".join(f"{count:,} {error}" for error, count in reasons))
+    return lines

@@ -34,6 +34,9 @@ _SUFFIXES = {
 }
 # Names of a CSV column that has the URLs, if the caller names none.
 _URL_COLUMNS = ("url", "urls", "link", "href", "address", "website")
+_PRIVATE_HINT = (
+    "CONVEYOR_ALLOW_PRIVATE_TARGETS=1 allows loopback and private addresses, and all ports."
+)
 _GZIP = b"\x1f\x8b"
 # The methods of a job and of a gateway, and those of a direct fetch.
 GATEWAY_METHODS = tuple(Method)
@@ -229,13 +232,24 @@ def _format_of(source: str, first: str) -> ListFormat:
     known = _SUFFIXES.get(suffixes[-1].lower()) if suffixes else None
     if known is not None:
         return known
-    return ListFormat.NDJSON if first.startswith("{") else ListFormat.TEXT
+    if first.startswith("{"):
+        return ListFormat.NDJSON
+    names = _cells_of(first, _guessed_delimiter(first))
+    is_header = any(name.lower() in _URL_COLUMNS for name in names)
+    return ListFormat.CSV if is_header else ListFormat.TEXT
+
+
+def _guessed_delimiter(first: str) -> str:
+    return max(",;\t|", key=lambda sign: (first.count(sign), sign == ","))
+
+
+def _cells_of(line: str, delimiter: str) -> list[str]:
+    return [cell.strip() for cell in next(csv.reader([line], delimiter=delimiter), [])]
 
 
 def _csv_spec(source: str, first: str, options: InputOptions) -> ListSpec:
-    delimiter = options.delimiter or max(",;\t|", key=lambda sign: (first.count(sign), sign == ","))
-    cells = next(csv.reader([first], delimiter=delimiter), [])
-    names = [cell.strip() for cell in cells]
+    delimiter = options.delimiter or _guessed_delimiter(first)
+    names = _cells_of(first, delimiter)
     has_header = not any("://" in cell for cell in names)
     url = _column(options.url_column)
     if url is None:
@@ -316,6 +330,19 @@ def _from_json(line: Line, source: str) -> Line:
             params=params or None,
         ),
     )
+
+
+def describe_flaws(flawed: Sequence[Page], shown_max: int) -> list[str]:
+    """Returns a line for each page that cannot be fetched, and what may help."""
+    lines = [
+        f"  {f'line {page.line}' if page.line else page.url}: {page.flaw}"
+        for page in flawed[:shown_max]
+    ]
+    if len(flawed) > shown_max:
+        lines.append(f"  ... and {len(flawed) - shown_max:,} more")
+    if any(str(page.flaw).startswith("forbidden_target") for page in flawed):
+        lines.append(_PRIVATE_HINT)
+    return lines
 
 
 def find_duplicates(pages: Sequence[Page]) -> dict[int, int]:

@@ -124,6 +124,8 @@ def test_watch_is_exit_1_when_some_failed(caller: Program, site: Site) -> None:
     assert ended.code == 1
     assert "completed" in ended.out
     assert "1 bad_target" in ended.out
+    assert f"conveyor jobs results {job_id} --status failed" in ended.err
+    assert f"conveyor jobs rerun {job_id} --status failed --watch" in ended.err
 
 
 def test_an_interrupted_watch_leaves_the_job_alone(caller: Program, site: Site) -> None:
@@ -169,17 +171,19 @@ def test_show_tells_of_a_job_and_its_runs(caller: Program, site: Site) -> None:
 
 
 def test_results_are_a_table_for_people_and_lines_for_programs(caller: Program, site: Site) -> None:
-    job_id = finished(caller, site, 0, 1, MISSING)
+    job_id = finished(caller, site, 0, 1, 2, 3, 4, MISSING)
 
     output = caller.run("jobs", "results", job_id)
     lines = caller.run("jobs", "results", job_id, "--json").lines
     failed = told(caller.run("jobs", "results", job_id, "--status", "failed", "--json"))
 
-    assert output.out.count("successful") == 2
+    places = [int(line.split()[0]) for line in output.lines[1:]]
+    assert places == list(range(6)), "a table is in the order of the list"
+    assert output.out.count("successful") == 5
     assert "target_404" in output.out
     assert pages(site, MISSING)[0] in output.out
-    assert sorted(json.loads(line)["index"] for line in lines) == [0, 1, 2]
-    assert (failed["index"], failed["error"]["code"]) == (2, "target_404")
+    assert sorted(json.loads(line)["index"] for line in lines) == list(range(6))
+    assert (failed["index"], failed["error"]["code"]) == (5, "target_404")
 
 
 def test_download_saves_the_pages_and_a_list_of_them(caller: Program, site: Site) -> None:

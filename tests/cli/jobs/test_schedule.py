@@ -40,6 +40,12 @@ def test_submitting_with_a_schedule_says_where_to_look(caller: Program, site: Si
     assert "conveyor jobs schedule 01" in ended.out
 
 
+def test_a_job_without_a_schedule_says_so(caller: Program, site: Site) -> None:
+    ended = caller.run("jobs", "schedule", submit(caller, site, 0))
+
+    assert "The job has no schedule. --at, --every or --cron gives it one." in ended.err
+
+
 def test_a_scheduled_job_is_fired_by_hand(caller: Program, site: Site) -> None:
     job_id = submit(caller, site, 0, 1, options=("--every", "1d"))
 
