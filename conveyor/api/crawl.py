@@ -78,6 +78,7 @@ def create(call: RequestContext) -> Work:
     assert call.principal is not None
     submission = Submission(
         is_open=True,
+        name=request.url[: limits.NAME_CHARS_MAX],
         params=Params({}, params.headers),
         webhook=webhook_input_from(call.env, request.webhook),
         budget=cap_from(request.budget) if request.budget else None,

@@ -16,7 +16,7 @@ from conveyor.domain import limits
 from conveyor.domain.errors import NotFound
 from conveyor.domain.ids import CallerId
 from conveyor.domain.lifecycle import RUN_LIVE, RUN_VISIBLE, SCHEDULE_FIRES
-from conveyor.domain.model import Run
+from conveyor.domain.model import JobType, Run
 from conveyor.domain.queries import DueSchedules, RunsIn
 from conveyor.domain.schedule import ScheduleStatus
 from conveyor.domain.submit.target import host_of
@@ -146,7 +146,12 @@ async def _find_jobs(
 ) -> tuple[Sequence[JobResponse], str | None]:
     client = _list_client(visit)
     if client is None:
-        return _filtered(await latest_jobs(visit, JOBS_SHOWN), text, chosen), None
+        jobs = {job.job_id: job for job in await latest_jobs(visit, JOBS_SHOWN)}
+        if chosen in {"", "scheduled"}:
+            # A job whose first run has yet to come is not among those whose runs changed lately.
+            jobs |= {job.job_id: job for job in await _due_jobs(visit)}
+        newest_first = [jobs[job_id] for job_id in sorted(jobs, reverse=True)]
+        return _filtered(newest_first, text, chosen), None
     limit, cursor = str(JOBS_SHOWN), visit.query.get("cursor")
     choices: dict[str, dict[str, str]] = {
         "": {},
@@ -302,7 +307,17 @@ async def run(visit: Visit) -> Page:
     values["bad_hosts"] = [] if visit.is_update else await _bad_hosts(client, run_response, ids)
     values["sampled"] = _FAILED_READ_MAX
     values["export"] = await _export(visit, client, ids)
+    values["crawl"] = await _crawl(client, values["job"])
     return Page("run.html", values)
+
+
+async def _crawl(client: LocalClient, job_response: JobResponse) -> Any:
+    if job_response.type is not JobType.CRAWL:
+        return None
+    try:
+        return await client.get("getCrawl", {"crawl_id": job_response.job_id}, limit="1")
+    except NotFound:
+        return None
 
 
 async def _chart_of(client: LocalClient, run: RunResponse, ids: Mapping[str, str]) -> Chart | None:
@@ -455,6 +470,13 @@ async def schedules(visit: Visit) -> Page:
 async def _scheduled_jobs(visit: Visit) -> list[JobResponse]:
     """Scheduled jobs of all callers: those that run next, and those that ran lately and are
     paused now. Only operators get here."""
+    paused = ScheduleStatus.PAUSED
+    recent = await latest_jobs(visit, JOBS_SHOWN)
+    return await _due_jobs(visit) + [job for job in recent if job.schedule_state is paused]
+
+
+async def _due_jobs(visit: Visit) -> list[JobResponse]:
+    """The jobs of all callers that run next. Only operators get here."""
     assert visit.viewer.is_operator
     due_by = visit.env.now() + _SCHEDULES_AHEAD_S
     query = DueSchedules(statuses=SCHEDULE_FIRES, due_by=due_by, limit=JOBS_SHOWN)
@@ -463,9 +485,7 @@ async def _scheduled_jobs(visit: Visit) -> list[JobResponse]:
         with suppress(NotFound):  # Deleted since.
             client = await visit.client_for(schedule.job_id)
             jobs.append(await client.get("getJob", {"job_id": schedule.job_id}))
-    paused = ScheduleStatus.PAUSED
-    recent = await latest_jobs(visit, JOBS_SHOWN)
-    return jobs + [job for job in recent if job.schedule_state is paused]
+    return jobs
 
 
 async def system(visit: Visit) -> Page:

@@ -20,7 +20,14 @@ from conveyor.api.server.docs_page import make_environment
 from conveyor.logs import redact
 from conveyor.schemas.views import instant
 from conveyor.ui.access import Viewer
-from conveyor.ui.words import EVENTS, FAILURES, REMEDIES, SKIPS, explain_wait
+from conveyor.ui.words import (
+    CRAWL_ENDS,
+    EVENTS,
+    FAILURES,
+    REMEDIES,
+    SKIPS,
+    explain_wait,
+)
 
 _HERE = Path(__file__).parent
 STATIC = _HERE / "static"
@@ -80,6 +87,7 @@ def _environment() -> Environment:
     environment.globals |= {
         "version": conveyor.__version__,
         "explain_wait": explain_wait,
+        "CRAWL_ENDS": CRAWL_ENDS,
         "EVENTS": EVENTS,
         "FAILURES": FAILURES,
         "REMEDIES": REMEDIES,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from conveyor.domain.crawl_record import CrawlEnd
 from conveyor.domain.model import EventType, FailureReason, RunFailure
 from conveyor.domain.run.wait_reason import WaitReason
 from conveyor.domain.schedule import SkipReason
@@ -86,6 +87,13 @@ REMEDIES: dict[str, str] = {
     FailureReason.OTHER: "The problem of each task says more.",
 }
 
+
+CRAWL_ENDS: dict[CrawlEnd, str] = {
+    CrawlEnd.MAX_ITEMS: "It ended when it had kept as many pages as it may.",
+    CrawlEnd.MAX_PAGES: "It ended when it had fetched as many pages as it may.",
+    CrawlEnd.MAX_SECONDS: "It ended when its time was over.",
+    CrawlEnd.USER: "It was stopped.",
+}
 
 EVENTS: dict[str, str] = {
     EventType.JOB_CREATED: "The job was submitted",

@@ -19,6 +19,7 @@
   const words = (s) => {
     const size = Math.abs(s);
     if (size > 86400) return "";
+    if (size < 1) return "now";
     const text = size < 60 ? `${Math.round(size)} s` : size < 3600 ? `${Math.round(size / 60)} min` : hours(size);
     return s >= 0 ? `${text} ago` : `in ${text}`;
   };
