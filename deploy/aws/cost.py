@@ -84,7 +84,7 @@ ROW_DAYS = BODY_DAYS + 30
 LOGS_GB_MONTH = 0.2  # Of idle processes, which log their demand once a minute.
 ALARMS = 6 + 4  # Ours, and two for each of the two scaling policies.
 METRICS = 4 + 1  # Of the demand (actors/demand_reporter.py), and the errors in the logs.
-SECRETS = 3  # With Redis one more.
+SECRETS = 4  # With Redis one more.
 # Container Insights has 10 metrics for the cluster, for each of the two services and for each of
 # the two task definitions, 5 more for each service and 2 more for the cluster. Beside them it logs
 # about 2 KB for each task and minute.

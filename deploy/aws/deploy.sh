@@ -55,6 +55,7 @@ deploy "$name" service.yaml "DataStack=$name-data" "Image=$image" "$@"
 output() {
     aws cloudformation describe-stacks --stack-name "$1" --query "Stacks[0].Outputs[?OutputKey=='$2'].OutputValue" --output text
 }
-keys=$(output "$name-data" ApiKeys)
+show="aws secretsmanager get-secret-value --query SecretString --output text --secret-id"
 echo "Conveyor runs at $(output "$name" Url), behind the load balancer $(output "$name" LoadBalancer)"
-echo "Its API keys: aws secretsmanager get-secret-value --secret-id $keys --query SecretString --output text"
+echo "Its API keys: $show $(output "$name-data" ApiKeys)"
+echo "The key of operators, for the dashboard: $show $(output "$name-data" AdminKey)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ def _parse_tag(loader: yaml.SafeLoader, suffix: str, node: yaml.Node) -> dict[st
 _Loader.add_multi_constructor("!", _parse_tag)
 
 
+@cache
 def load(name: str) -> dict[str, Any]:
     text = (AWS / name).read_text(encoding="utf-8")
     template: dict[str, Any] = yaml.load(text, _Loader)
@@ -48,6 +50,8 @@ _NAMES = {
     "QueuePrefix": "conveyor-",
     "SecretKey": f"arn:aws:secretsmanager:{_PLACE}:secret:SecretKey-abcdef",
     "ApiKeys": f"arn:aws:secretsmanager:{_PLACE}:secret:ApiKeys-abcdef",
+    "AdminKey": f"arn:aws:secretsmanager:{_PLACE}:secret:AdminKey-abcdef",
+    "TaskDatabaseSecret": f"arn:aws:secretsmanager:{_PLACE}:secret:TaskDatabase-abcdef",
     "RedisUrl": f"arn:aws:secretsmanager:{_PLACE}:secret:RedisUrl-abcdef",
     "ApiLog": f"arn:aws:logs:{_PLACE}:log-group:api:*",
     "WorkerLog": f"arn:aws:logs:{_PLACE}:log-group:worker:*",

@@ -197,8 +197,8 @@ class Stage:
             "ContainerDefinitions"
         ]
         names = {"CONVEYOR_SECRET_KEY": "SecretKey"}
-        if any("Fn::If" in each and "ApiKeys" in str(each) for each in listed["Secrets"]):
-            names["CONVEYOR_API_KEYS"] = "ApiKeys"
+        keys = {"CONVEYOR_API_KEYS": "ApiKeys", "CONVEYOR_ADMIN_KEY": "AdminKey"}
+        names |= {name: key for name, key in keys.items() if key in str(listed["Secrets"])}
         secrets = {variable: self.secret(name) for variable, name in names.items()}
         only_here = {
             "AWS_ENDPOINT_URL": self.endpoint,
