@@ -85,6 +85,9 @@ class GatewaySettings:
     gateway_proxies: Path | None = None
     #: The program that renders pages; by default the Chromium of the system or of Playwright.
     chromium: str | None = None
+    #: Chromium's own sandbox. `off` is for containers that may not create user namespaces; root
+    #: never has it.
+    chromium_sandbox: bool = True
     #: The URL of a gateway for pages that need a browser, while all others are fetched directly.
     #: `dev` and `scrape` start one by themselves if Chromium is installed.
     renderer_url: str | None = field(default=None, repr=False)
@@ -360,6 +363,7 @@ def _gateway_settings(read: _Reader) -> GatewaySettings:
         ),
         gateway_proxies=read("CONVEYOR_GATEWAY_PROXIES", "", _path_if_given),
         chromium=read("CONVEYOR_CHROMIUM", "", str) or None,
+        chromium_sandbox=read("CONVEYOR_CHROMIUM_SANDBOX", "on", _switch),
         renderer_url=read("CONVEYOR_RENDERER_URL", "", str) or None,
     )
 

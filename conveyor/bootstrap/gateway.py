@@ -75,7 +75,12 @@ async def open_fetch_service(
     browsers = None
     if path is not None:
         browsers = BrowserPool(
-            Launcher(path=path, environ=environ, executor=executor),
+            Launcher(
+                path=path,
+                environ=environ,
+                executor=executor,
+                has_sandbox=settings.gateway.chromium_sandbox,
+            ),
             GuardingProxy(policy),
             pages_max=settings.gateway.gateway_pages or default_pages_max(os.cpu_count()),
             memory_mb_max=settings.gateway.gateway_browser_mb,

@@ -39,6 +39,11 @@ HOLD_BY_DEFAULT = {"UsesKeys", "MakesVpc", "HasNoTls", "Scales"}
 
 _ROLE = {"CONVEYOR_ROLE": "a container has no other way to say what it is"}
 _LISTENS = {"CONVEYOR_HOST": "others reach the container from outside"}
+_IMAGE = {
+    **_LISTENS,
+    "CONVEYOR_DATA_DIR": "the volume of the image",
+    "CONVEYOR_BUILD": "the image knows its commit",
+}
 _METRICS = {"CONVEYOR_METRICS_PORT": "health checks and metrics need a port"}
 _KEYS = {
     "CONVEYOR_AUTH": "a server that others reach refuses unknown keys",
@@ -63,11 +68,8 @@ _POSTGRES = {
 }
 # By deployment: the settings that differ from the defaults, with the reasons.
 DIFFERENCES = {
-    "image": _LISTENS
-    | {
-        "CONVEYOR_DATA_DIR": "the volume of the image",
-        "CONVEYOR_BUILD": "the image knows its commit",
-    },
+    "image": _IMAGE,
+    "image of the gateway": {**_IMAGE, "CONVEYOR_ROLE": "the only role that needs this image"},
     "aws api": {
         **_ROLE,
         **_LISTENS,
@@ -117,9 +119,12 @@ def _environs(credentials: Path) -> dict[str, dict[str, str]]:
     """The environment of each process that the files of deploy/ define, with examples for what an
     operator fills in."""
     (unit,) = re.findall(r"^Environment=(.*)", _read("box/conveyor.service"), re.MULTILINE)
-    image = re.findall(r"\b(CONVEYOR_\w+)=(\S+)", _read("Dockerfile"))
+    program, gateway = (
+        dict(re.findall(r"\b(CONVEYOR_\w+)=(\S+)", _stage(name))) for name in ("program", "gateway")
+    )
     return {
-        "image": dict(image),
+        "image": program,
+        "image of the gateway": program | gateway,
         "aws api": _task("ApiTask"),
         "aws worker": _task("WorkerTask"),
         **_pods(),
@@ -134,6 +139,11 @@ def _environs(credentials: Path) -> dict[str, dict[str, str]]:
 
 def _read(name: str) -> str:
     return (DEPLOY / name).read_text(encoding="utf-8")
+
+
+def _stage(name: str) -> str:
+    """The instructions of a stage of the Dockerfile."""
+    return _read("Dockerfile").partition(f" AS {name}\n")[2].partition("\nFROM ")[0]
 
 
 def _task(name: str) -> dict[str, str]:
@@ -234,7 +244,7 @@ def test_every_deployment_is_compared(tmp_path: Path) -> None:
 def test_the_template_offers_every_setting_or_leaves_it_out_for_a_reason() -> None:
     settings = set(re.findall(r"^\| `(CONVEYOR_\w+)` \|", tables.settings(), re.MULTILINE))
     of_other_roles = {name for name in settings if "_GATEWAY_" in name or "_QUOTA_" in name}
-    of_other_roles |= {"CONVEYOR_CHROMIUM"}
+    of_other_roles |= {name for name in settings if name.startswith("CONVEYOR_CHROMIUM")}
     containers = chain.from_iterable(
         load("service.yaml")["Resources"][task]["Properties"]["ContainerDefinitions"]
         for task in ("ApiTask", "WorkerTask")

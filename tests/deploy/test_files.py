@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -83,12 +84,14 @@ def test_probes_and_shutdown_fit_the_program() -> None:
 
 
 def test_the_compose_file_runs_the_service_without_privileges() -> None:
-    service = yaml.safe_load((DEPLOY / "box/compose.yaml").read_text())["services"]["conveyor"]
+    services = yaml.safe_load((DEPLOY / "box/compose.yaml").read_text())["services"]
+    service = services["conveyor"]
 
-    assert service["read_only"] is True
-    assert service["cap_drop"] == ["ALL"]
-    assert service["init"] is True
-    assert "ports" not in service  # Only Caddy is reached from outside.
+    for name in ("conveyor", "gateway"):
+        assert services[name]["read_only"] is True
+        assert services[name]["cap_drop"] == ["ALL"]
+        assert services[name]["init"] is True
+        assert "ports" not in services[name]  # Only Caddy is reached from outside.
     assert settings_from({"CONVEYOR_ROLE": service["environment"]["CONVEYOR_ROLE"]}).role == "dev"
 
 
@@ -104,6 +107,15 @@ def test_the_dashboard_is_a_dashboard() -> None:
     dashboard = json.loads((DEPLOY / "monitoring/dashboard.json").read_text())
 
     assert [panel["targets"] for panel in dashboard["panels"] if not panel["targets"]] == []
+
+
+def test_both_compose_files_have_the_same_gateway() -> None:
+    files = ("compose.yaml", "compose.postgres.yaml")
+    one, other = (
+        yaml.safe_load((DEPLOY / "box" / name).read_text())["services"]["gateway"] for name in files
+    )
+
+    assert one == other
 
 
 def test_the_compose_file_for_postgres_migrates_before_it_serves() -> None:
@@ -122,7 +134,43 @@ def test_the_compose_file_for_postgres_migrates_before_it_serves() -> None:
         assert depends_on == {"migrate": {"condition": "service_completed_successfully"}}
 
 
-def test_the_image_has_the_packages_of_every_shared_engine() -> None:
-    text = (DEPLOY / "image_requirements.py").read_text()
+# The extras that the image leaves out.
+NOT_INSTALLED = {
+    "bench": "for developers",
+    "browser": "the image of the gateway has the Chromium of Debian",
+    "mcp": "runs beside the agent",
+    "parquet": "130 MB for one format of exports; the build argument EXTRAS adds it",
+    "simulate": "for developers",
+    "test": "for developers",
+}
 
-    assert 'EXTRAS = ("aws", "postgres")' in text
+
+def test_the_image_has_every_extra_that_a_server_uses() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (installed,) = re.findall(r'^ARG EXTRAS="(.*)"$', _dockerfile(), re.MULTILINE)
+    left = project["optional-dependencies"].keys() - set(installed.split())
+
+    assert left == NOT_INSTALLED.keys()
+
+
+def _dockerfile() -> str:
+    return (DEPLOY / "Dockerfile").read_text()
+
+
+def test_the_default_image_has_no_browser() -> None:
+    stages = re.split(r"^FROM ", _dockerfile(), flags=re.MULTILINE)
+
+    assert stages[-1] == "program AS service\n"
+    assert [name for name in map(_stage_name, stages[1:]) if "chromium" in _stage(name)] == [
+        "gateway"
+    ]
+
+
+def _stage_name(stage: str) -> str:
+    return stage.splitlines()[0].split(" AS ")[-1]
+
+
+def _stage(name: str) -> str:
+    """The instructions of a stage of the image."""
+    _, _, rest = _dockerfile().partition(f" AS {name}\n")
+    return rest.partition("\nFROM ")[0]

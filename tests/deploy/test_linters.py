@@ -34,6 +34,7 @@ ACCEPTED = {
     ("CKV_AWS_119", "AWS::DynamoDB::Table.Table"): _OWN_KEYS,
     ("CKV_AWS_149", "AWS::SecretsManager::Secret.SecretKey"): _OWN_KEYS,
     ("CKV_AWS_149", "AWS::SecretsManager::Secret.ApiKeys"): _OWN_KEYS,
+    ("CKV_AWS_149", "AWS::SecretsManager::Secret.AdminKey"): _OWN_KEYS,
     ("CKV_AWS_149", "AWS::SecretsManager::Secret.RedisToken"): _OWN_KEYS,
     ("CKV_AWS_149", "AWS::SecretsManager::Secret.RedisUrl"): _OWN_KEYS,
     ("CKV_AWS_158", "AWS::Logs::LogGroup.ApiLog"): _OWN_KEYS,

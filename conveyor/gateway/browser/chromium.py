@@ -151,13 +151,15 @@ class Launcher:
     path: str
     environ: Mapping[str, str]
     executor: Executor
+    has_sandbox: bool = True
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[Chromium, None]:
         """Starts a browser, and kills it at the end."""
         profile = await self.executor.run(_make_profile)
         try:
-            process = _open_process(self.path, profile, self.environ)
+            options = _options(profile, has_sandbox=self.has_sandbox)
+            process = _open_process(self.path, options, _environment(profile, self.environ))
             async with process as browser, trio.open_nursery() as nursery:
                 nursery.start_soon(browser.devtools.run)
                 try:
@@ -172,7 +174,7 @@ class Launcher:
 
 @asynccontextmanager
 async def _open_process(
-    path: str, profile: str, environ: Mapping[str, str]
+    path: str, options: list[str], environ: Mapping[str, str]
 ) -> AsyncGenerator[Chromium, None]:
     read_commands, write_commands = os.pipe()
     read_answers, write_answers = os.pipe()
@@ -186,13 +188,13 @@ async def _open_process(
             process = await trio.lowlevel.open_process(
                 [
                     *(sys.executable, "-ISc", _LAUNCHER, *map(str, theirs)),
-                    *(path, *_options(profile), "about:blank"),
+                    *(path, *options, "about:blank"),
                 ],
                 pass_fds=theirs,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env=_environment(profile, environ),
+                env=environ,
                 start_new_session=True,
             )
         finally:
@@ -207,7 +209,7 @@ async def _open_process(
                 await process.wait()
 
 
-def _options(profile: str) -> list[str]:
+def _options(profile: str, *, has_sandbox: bool) -> list[str]:
     options = [
         *_OPTIONS,
         f"--user-data-dir={profile}",
@@ -220,7 +222,7 @@ def _options(profile: str) -> list[str]:
         "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
     ]
     # Chromium refuses to start its sandbox as root.
-    return [*options, "--no-sandbox"] if os.geteuid() == 0 else options
+    return options if has_sandbox and os.geteuid() != 0 else [*options, "--no-sandbox"]
 
 
 def _environment(profile: str, environ: Mapping[str, str]) -> dict[str, str]:

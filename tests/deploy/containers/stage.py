@@ -27,6 +27,7 @@ from tests.deploy.templates import ROOT, load
 from tests.servers import SERVERS, free_port, running
 
 IMAGE = os.environ.get("CONVEYOR_TEST_IMAGE", "localhost/conveyor:test")
+GATEWAY_IMAGE = os.environ.get("CONVEYOR_TEST_GATEWAY_IMAGE", "localhost/conveyor-gateway:test")
 TOOLS = ROOT / ".venv-deploy" / "bin"
 ACCOUNT, REGION = "111122223333", "us-east-1"
 ULIMITS = ("--ulimit", "nofile=10000:10000", "--ulimit", "nproc=10000:10000")

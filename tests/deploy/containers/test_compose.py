@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.deploy.containers.stage import IMAGE, TOOLS, until
+from tests.deploy.containers.stage import GATEWAY_IMAGE, IMAGE, TOOLS, until
 from tests.deploy.templates import ROOT
 from tests.servers import free_ports
 
@@ -81,6 +81,9 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
         "CONTAINERS_CONF": str(folder / "containers.conf"),
         "COMPOSE_PROJECT_NAME": f"conveyor-test-{tls}",
         "IMAGE": IMAGE,
+        "GATEWAY_IMAGE": GATEWAY_IMAGE,
+        "COMPOSE_PROFILES": "gateway",
+        "CONVEYOR_RENDERER_URL": "http://gateway:8080/v1/?apikey=any-key",
         "CADDY_IMAGE": _make_caddy_image(folder),
         "DOMAIN": "localhost",
         "HTTP_PORT": str(plain),
@@ -121,6 +124,16 @@ def test_the_right_key_is_served_and_a_wrong_one_is_refused(box: Box) -> None:
 
 def test_what_operators_read_is_hidden(box: Box) -> None:
     assert [box.get(path).status_code for path in ("/metrics", "/debug/actors")] == [404, 404]
+
+
+def test_the_service_reaches_the_gateway_that_renders(box: Box) -> None:
+    ask = "from urllib.request import urlopen; urlopen('http://gateway:8080/readyz')"
+
+    box.compose("exec", "-T", "conveyor", "python3", "-c", ask)
+    job = {"tasks": [{"url": "https://example.com/"}], "zenrows_params": {"js_render": "true"}}
+    answer = box.post("/v1/jobs?dry_run=true", job)
+
+    assert answer.status_code == 200, answer.text
 
 
 def test_a_restart_keeps_everything(box: Box) -> None:

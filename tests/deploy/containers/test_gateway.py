@@ -1,0 +1,109 @@
+"""The image of the gateway: renders pages with the confinement that the compose file gives it."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx
+import pytest
+import yaml
+
+from tests.deploy.containers.stage import GATEWAY_IMAGE, NAME, ULIMITS, until
+from tests.deploy.templates import ROOT
+from tests.servers import free_port
+
+BOX = ROOT / "deploy" / "box"
+# Only a browser can tell what this page says.
+PAGE = b"<html><body><script>document.write('rendered: ' + 6 * 7)</script></body></html>"
+
+
+class _Page(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(len(PAGE)))
+        self.end_headers()
+        self.wfile.write(PAGE)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def page_url() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Page) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        thread.join()
+
+
+@contextmanager
+def a_gateway(*options: str, **environ: str) -> Iterator[tuple[str, httpx.Client]]:
+    """A container of the image, by its name, with what the compose file says but for `options`."""
+    service = yaml.safe_load((BOX / "compose.yaml").read_text())["services"]["gateway"]
+    assert service["read_only"]
+    assert service["init"]
+    port, name = free_port(), f"{NAME}gateway-{free_port()}"
+    only_here = {"CONVEYOR_PORT": str(port), "CONVEYOR_ALLOW_PRIVATE_TARGETS": "on", **environ}
+    command = [
+        *("podman", "--runtime", "runc", "run", "--detach", "--name", name, "--network", "host"),
+        *("--init", "--read-only", "--read-only-tmpfs=false", *ULIMITS),
+        *(f"--tmpfs={each}" for each in service["tmpfs"]),
+        *(f"--cap-drop={each}" for each in service["cap_drop"]),
+        *(options or tuple(f"--security-opt={each}" for each in service["security_opt"])),
+        *(f"--env={variable}={value}" for variable, value in only_here.items()),
+    ]
+    subprocess.run([*command, GATEWAY_IMAGE], cwd=BOX, check=True, capture_output=True)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=170) as client:
+            until("the gateway to be ready", lambda: _is_ready(client))
+            yield name, client
+    finally:
+        subprocess.run(["podman", "rm", "-f", "-t", "0", name], capture_output=True, check=False)
+
+
+def _is_ready(client: httpx.Client) -> bool:
+    try:
+        return client.get("/readyz").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def _render(client: httpx.Client, url: str) -> str:
+    query = {"apikey": "any-key", "url": url, "js_render": "true"}
+    answer = client.get("/v1/", params=query)
+    assert answer.status_code == 200, answer.text
+    return answer.text
+
+
+def _inside(name: str, *command: str) -> str:
+    ended = subprocess.run(
+        ["podman", "exec", name, *command], capture_output=True, text=True, check=True
+    )
+    return ended.stdout
+
+
+def test_a_page_is_rendered_in_the_sandbox_of_chromium(page_url: str) -> None:
+    with a_gateway() as (name, client):
+        rendered = _render(client, page_url)
+        processes = _inside(name, "sh", "-c", "cat /proc/[0-9]*/cmdline")
+        _inside(name, "conveyor", "health")
+
+    assert "rendered: 42" in rendered
+    assert "--type=renderer" in processes
+    assert "--no-sandbox" not in processes
+
+
+def test_without_user_namespaces_a_page_is_rendered_without_the_sandbox(page_url: str) -> None:
+    default = "--security-opt=no-new-privileges:true"
+
+    with a_gateway(default, CONVEYOR_CHROMIUM_SANDBOX="off") as (_, client):
+        rendered = _render(client, page_url)
+
+    assert "rendered: 42" in rendered
