@@ -31,7 +31,7 @@ from conveyor.simulation.checkers.schedule import (
     no_nominal_time_is_left_out,
 )
 from conveyor.simulation.checkers.webhooks import an_event_is_redelivered_for_its_owner
-from conveyor.simulation.client_history import History
+from conveyor.simulation.client_history import Fetch, History
 from tests.builders import JOB, RUN, T0, a_batch, a_job, a_notice, a_run, a_schedule, a_task
 from tests.simulation.checkers.state_changes import (
     OTHER_TENANT,
@@ -103,6 +103,23 @@ def test_a_task_that_lost_its_workers_needs_no_fault_of_its_site() -> None:
     )
 
     assert list(no_task_fails_for_an_outage(a_moment(a_job(), COMPLETED, task))) == []
+
+
+def test_an_attempt_that_crashed_its_handler_needs_no_fault_of_its_site() -> None:
+    crashed, not_found = _problem("worker_crashed"), _problem("target_404")
+    history = tuple(
+        Attempt(number=number, started_at=T0, ended_at=T0, problem=problem)
+        for number, problem in enumerate((crashed, not_found), start=1)
+    )
+    task = a_task(status=TaskStatus.FAILED, claim=2, attempts=2, problem=not_found, history=history)
+    page, refusal = a_fetch(task.task_id, 1), a_fetch(task.task_id, 2, site_faults=1)
+
+    def found(*fetches: Fetch) -> list[str]:
+        moment = a_moment(a_job(), COMPLETED, task, history=History(fetches=list(fetches)))
+        return list(no_task_fails_for_an_outage(moment))
+
+    assert found(page, refusal) == []
+    assert found(page)
 
 
 def test_a_body_that_answers_another_request_is_reported() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from conveyor.domain.budget import Budget, Unit
 from conveyor.domain.changes import BudgetKey, ShareKey
-from conveyor.domain.model import RunStatus, Task, TaskStatus
+from conveyor.domain.model import Problem, RunStatus, Task, TaskStatus
 from conveyor.simulation.client_history import Fetch, History
 from conveyor.simulation.invariant_monitor import StateChange
 
@@ -66,7 +66,7 @@ def no_task_fails_for_an_outage(moment: StateChange) -> Iterator[str]:
             for fetch in moment.history.fetches
             if (fetch.run_id, fetch.task_id) == (task.run_id, task.task_id)
         )
-        ours = sum(attempt.problem is not None and _is_ours(task) for attempt in task.history)
+        ours = sum(_is_ours(attempt.problem) for attempt in task.history)
         if task.attempts - ours > blamed:
             code = task.problem.code if task.problem is not None else None
             figures = f"{task.attempts} attempts and {blamed} faults of the site"
@@ -103,9 +103,9 @@ def _is_fault_of_input(task: Task) -> bool:
     return task.problem is not None and task.problem.code == "unsupported_param"
 
 
-def _is_ours(task: Task) -> bool:
-    """Whether the task was given up because it crashes its handler or loses its workers."""
-    return task.problem is not None and task.problem.code in {"worker_lost", "worker_crashed"}
+def _is_ours(problem: Problem | None) -> bool:
+    """Whether an attempt failed because it crashed its handler or lost its workers."""
+    return problem is not None and problem.code in {"worker_lost", "worker_crashed"}
 
 
 def _is_explained(history: History) -> bool:
