@@ -12,6 +12,7 @@ import trio
 from conveyor.domain.changes import Applied, BatchKey, Chunk, Missing, Row, Stale, TaskKey
 from conveyor.domain.ids import FIRST_BATCH
 from conveyor.domain.model import BatchStatus, CounterState, Task, TaskStatus
+from conveyor.ports.errors import QueueGone
 from conveyor.ports.queue import Depth, Queue
 from conveyor.ports.store import Store
 from tests.builders import (
@@ -206,6 +207,16 @@ async def test_the_refs_of_a_step_make_a_queue_that_is_not_there(
 
     assert isinstance(verdict, Applied)
     assert await queue.depth(RUN) == Depth(visible=1, hidden=0)
+
+
+async def test_a_step_without_refs_makes_no_queue(store: Store, queue: Queue) -> None:
+    await keep(store, a_run(), a_batch(epoch=1), a_stats())
+
+    verdict = await store.put_chunk(a_chunk(a_task(status=TaskStatus.FAILED), refs=()))
+
+    assert isinstance(verdict, Applied)
+    with pytest.raises(QueueGone):
+        await queue.receive(RUN, count_max=1, visibility_s=60)
 
 
 async def test_a_step_that_rivals_try_at_once_counts_once(store: Store, queue: Queue) -> None:

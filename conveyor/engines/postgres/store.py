@@ -205,7 +205,8 @@ class PostgresStore:
                         await connection.run([ROLLBACK])
                         return verdict
                     inserts = await self._insert_tasks(connection, chunk, place, with_copy)
-                    messages = [open_queues([run_id]), *send(chunk.refs, self._instant())]
+                    opening = [open_queues([run_id])] if chunk.refs else []
+                    messages = [*opening, *send(chunk.refs, self._instant())]
                     await _finish(connection, [*inserts, *messages, *statements])
                     return transaction.first_row_only(verdict)
             except _Overtaken:
