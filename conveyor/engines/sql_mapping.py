@@ -106,6 +106,13 @@ class Table:
                 values[at] = encode(values[at])
         return values
 
+    def to_columns(self, values: Sequence[msgspec.Struct]) -> list[Sequence[Any]]:
+        """Returns the rows of these values as columns."""
+        columns: list[Sequence[Any]] = list(zip(*map(msgspec.structs.astuple, values), strict=True))
+        for at, encode in self.encoders_at:
+            columns[at] = [None if value is None else encode(value) for value in columns[at]]
+        return columns
+
     def from_row(self, row: Values) -> Any:
         """Decodes a row. A task with undecodable fields becomes a DamagedTask.
 

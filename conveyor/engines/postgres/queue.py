@@ -33,9 +33,10 @@ INSERT INTO queues (run_id) SELECT run_id FROM unnest($1::text[]) AS run_id
 WHERE run_id NOT IN (SELECT run_id FROM queues WHERE run_id = ANY($1)) ON CONFLICT DO NOTHING
 """
 # The queue is found in the same statement, so a queue that was closed meanwhile takes no message.
+# The subquery is evaluated once: an instant of each message would cost a fifth of the statement.
 SEND = """
 INSERT INTO messages (queue_id, job_id, task_id, shard, visible_at, receives)
-SELECT queue_id, job_id, task_id, shard, instant($5), 0
+SELECT queue_id, job_id, task_id, shard, (SELECT instant($5)), 0
 FROM queues, unnest($2::text[], $3::text[], $4::bigint[]) AS refs (job_id, task_id, shard)
 WHERE run_id = $1
 """

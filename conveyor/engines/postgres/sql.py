@@ -59,10 +59,9 @@ def select_tasks(place: str, run_id: str, task_ids: Sequence[str]) -> Statement:
 
 def insert_rows(table: Table, place: str, rows: Sequence[msgspec.Struct]) -> Statement:
     """Inserts rows. A row that exists is an error of the server."""
-    stored = list(map(table.to_row, rows))
-    if len(stored) == 1:
-        return Statement(_insert_one_sql(table, place), stored[0])
-    return Statement(_insert_sql(table, place), list(zip(*stored, strict=True)))
+    if len(rows) == 1:
+        return Statement(_insert_one_sql(table, place), table.to_row(rows[0]))
+    return Statement(_insert_sql(table, place), table.to_columns(rows))
 
 
 def insert_absent_rows(table: Table, place: str, rows: Sequence[msgspec.Struct]) -> Statement:

@@ -45,7 +45,7 @@ from conveyor.engines.postgres.connection import (
     Answer,
     Connection,
     Statement,
-    copy_pieces,
+    copy_columns,
 )
 from conveyor.engines.postgres.database import Database
 from conveyor.engines.postgres.errors import (
@@ -230,8 +230,8 @@ class PostgresStore:
             return []
         if not with_copy:
             return [sql.insert_absent_rows(_TASK_TABLE, target, chunk.tasks)]
-        rows = map(_TASK_TABLE.to_row, chunk.tasks)
-        await connection.copy(f"{target} ({sql.columns_sql(_TASK_TABLE)})", copy_pieces(rows))
+        pieces = copy_columns(_TASK_TABLE.to_columns(chunk.tasks))
+        await connection.copy(f"{target} ({sql.columns_sql(_TASK_TABLE)})", pieces)
         return []
 
     async def find(self, query: Query[Q]) -> list[Q]:

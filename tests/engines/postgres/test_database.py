@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import pytest
 import trio
 from psycopg.errors import Error
 
 from conveyor.engines.postgres import database as pool
-from conveyor.engines.postgres.connection import BEGIN, Statement, copy_pieces
+from conveyor.engines.postgres.connection import BEGIN, Statement, copy_columns, copy_pieces
 from conveyor.engines.postgres.database import Database, DatabaseConfig, open_database
 from conveyor.ports.errors import StorageFull, Unavailable
 from tests.postgres import execute
@@ -37,14 +40,29 @@ async def test_values_come_back_as_they_were_sent(database: Database) -> None:
 
 
 async def test_copied_rows_come_back_as_they_were(database: Database) -> None:
-    rows = [(number, f"line {number}\t\\N\r\n", None) for number in range(5_000)]
-    async with database.connection() as connection:
-        await connection.run([Statement("CREATE TEMP TABLE copied (n bigint, t text, x text)")])
-        count = await connection.copy("copied (n, t, x)", copy_pieces(rows))
-        (answer,) = await connection.run([Statement("SELECT * FROM copied ORDER BY n")])
+    rows = [(number, f"line {number}\t\\N\r\n", None, "a\\b") for number in range(5_000)]
 
-    assert count == len(rows)
-    assert answer.rows == rows
+    assert await _copied(database, copy_pieces(rows)) == rows
+    assert await _copied(database, copy_columns(list(zip(*rows, strict=True)))) == rows
+
+
+async def test_rows_of_which_every_column_has_one_value_are_all_copied(database: Database) -> None:
+    rows = [(1, "line", None, "")] * 3
+
+    assert await _copied(database, copy_columns(list(zip(*rows, strict=True)))) == rows
+
+
+async def _copied(database: Database, pieces: Iterable[bytes]) -> list[tuple[Any, ...]]:
+    async with database.connection() as connection:
+        table = "CREATE TEMP TABLE copied (n bigint, t text, x text, y text)"
+        await connection.run([Statement(table)])
+        count = await connection.copy("copied (n, t, x, y)", pieces)
+        answers = await connection.run(
+            [Statement("SELECT * FROM copied ORDER BY n"), Statement("DROP TABLE copied")]
+        )
+
+    assert count == answers[0].rows_count
+    return answers[0].rows
 
 
 async def test_a_refused_statement_undoes_those_before_it(database: Database) -> None:
