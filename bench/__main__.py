@@ -11,6 +11,7 @@ QUESTIONS = {
     "ingest": "How fast is a list of a million lines ingested, beside a bare INSERT loop?",
     "local_ingest": "How long does a deployment on local servers take to ingest a list?",
     "million": "Does a job of a million lines work from end to end, and in how much memory?",
+    "postgres_growth": "Do tables, dead rows and WAL of Postgres stay flat over a long run?",
     "scrape": "What does `conveyor scrape` cost from start to exit, beside a bare loop and curl?",
     "service": "What does a page cost through the API of `conveyor dev`, beside a bare loop?",
     "throughput": "What does a page cost, durably, beside a bare loop that keeps nothing?",

@@ -102,7 +102,7 @@ async def drain(
     settings = settings_for(database_url, folder, -(-concurrency // processes))
     urls = [f"{pages_url}/{number}" for number in range(count)]
     cpu, wall = throughput_variants.cpu_s(), time.perf_counter()
-    async with _worker(settings) as world:
+    async with open_runtime(settings, role="bench") as world, running_worker(world):
         more = [_another_worker(settings, folder) for _ in range(processes - 1)]
         try:
             run = await start_run(world.env, urls, concurrency=concurrency, attempts=3)
@@ -119,12 +119,12 @@ async def drain(
 
 
 @asynccontextmanager
-async def _worker(settings: Settings) -> AsyncGenerator[Runtime, None]:
-    async with open_runtime(settings, role="bench") as world, trio.open_nursery() as nursery:
+async def running_worker(world: Runtime) -> AsyncGenerator[None, None]:
+    async with trio.open_nursery() as nursery:
         supervisor = world.worker()
         await nursery.start(supervisor.run)
         nursery.start_soon(end_if_failed, supervisor)
-        yield world
+        yield
         nursery.cancel_scope.cancel()
 
 

@@ -20,8 +20,8 @@ from conveyor.engines.postgres.database import Database
 SHARED = "ONLY tasks"
 # Deleting fewer rows takes a second; more tables cost the planner and the catalogue.
 OWN_TABLE_TASKS_MIN = 50_000
-# See schema/0002_task_fillfactor.sql.
-_FILL_PERCENT = 45
+# See schema/0009_task_fillfactor.sql.
+_FILL_PERCENT = 30
 _REMEMBERED_MAX = 10_000
 _ID = re.compile(r"[0-9A-Za-z]{1,40}\Z")
 
