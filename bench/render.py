@@ -7,6 +7,7 @@ subreaper waits for each of them. The site is another process.
 
     python -m bench render --pages 60 --together 2
     python -m bench render --pages 1000 --arms gateway     memory and time by hundreds of pages
+    python -m bench render --arms gateway --kill-every 3   ends browsers at random: no page is lost
 """
 
 from __future__ import annotations
@@ -15,11 +16,16 @@ import asyncio
 import ctypes
 import importlib.util
 import os
+import random
 import resource
+import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import click
@@ -28,7 +34,10 @@ import trio
 from conveyor.domain.submit.target import TargetPolicy
 from conveyor.gateway.browser.chromium import find_chromium
 from conveyor.gateway.browser.pool import BrowserPool, measure_groups
+from conveyor.gateway.call import Call
+from conveyor.gateway.errors import CallFailed, Fault
 from conveyor.gateway.guarding_proxy import GuardingProxy
+from conveyor.gateway.page import Page
 from tests.gateway.browsers import a_rendering, running_pool
 from tests.gateway.site import serve_site
 
@@ -41,10 +50,12 @@ _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 @click.option("--pages", default=60, show_default=True, help="Pages of each arm.")
 @click.option("--together", default=2, show_default=True, help="Pages at the same time.")
 @click.option("--arms", default=",".join(ARMS), show_default=True)
+@click.option("--kill-every", type=float, help="Mean seconds between kills of our browsers.")
 @click.option("--only", hidden=True, help="Runs one arm against this URL.")
-def main(pages: int, together: int, arms: str, only: str | None) -> None:
+def main(pages: int, together: int, arms: str, kill_every: float | None, only: str | None) -> None:
     if only is not None:
-        _run_arm(arms, only, pages, together)
+        run = partial(_run_gateway, kill_every=kill_every) if arms == "gateway" else _ARMS[arms]
+        _run_arm(arms, run, only, pages, together)
         return
     costs: dict[str, float] = {}
     with serve_site() as site:
@@ -54,10 +65,13 @@ def main(pages: int, together: int, arms: str, only: str | None) -> None:
                 continue
             command = [sys.executable, "-m", "bench", "render", "--only", f"{site.url}/"]
             sizes = ["--pages", str(pages), "--together", str(together), "--arms", arm]
-            done = subprocess.run([*command, *sizes], capture_output=True, text=True, check=False)
+            kills = [] if kill_every is None else ["--kill-every", str(kill_every)]
+            done = subprocess.run(
+                [*command, *sizes, *kills], capture_output=True, text=True, check=False
+            )
             print(done.stdout, end="")
             if done.returncode:
-                print(f"{arm} failed: {done.stderr[-500:]}")
+                print(f"{arm} failed: {done.stderr[-2000:]}")
             else:
                 costs[arm] = float(done.stdout.rpartition("cpu/page ")[2].split()[0])
     for arm, cost in costs.items():
@@ -65,7 +79,9 @@ def main(pages: int, together: int, arms: str, only: str | None) -> None:
             print(f"CPU of a page, gateway / {arm}: {costs['gateway'] / cost:.2f}")
 
 
-def _run_arm(arm: str, url: str, pages: int, together: int) -> None:
+def _run_arm(
+    arm: str, run: Callable[[str, int, int], None], url: str, pages: int, together: int
+) -> None:
     """Runs the arm in a child, and waits for every process that it leaves."""
     ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
     began_at = time.monotonic()
@@ -73,8 +89,11 @@ def _run_arm(arm: str, url: str, pages: int, together: int) -> None:
     if child == 0:
         status = 1
         try:
-            _ARMS[arm](url, pages, together)
+            run(url, pages, together)
             status = 0
+        except BaseException:
+            traceback.print_exc()
+            raise
         finally:
             sys.stdout.flush()
             os._exit(status)
@@ -92,19 +111,23 @@ def _run_arm(arm: str, url: str, pages: int, together: int) -> None:
     sys.exit(1 if statuses[child] else 0)
 
 
-def _run_gateway(url: str, pages: int, together: int) -> None:
-    trio.run(_render_in_pool, url, pages, together)
+def _run_gateway(url: str, pages: int, together: int, kill_every: float | None = None) -> None:
+    trio.run(_render_in_pool, url, pages, together, kill_every)
 
 
-async def _render_in_pool(url: str, pages: int, together: int) -> None:
+async def _render_in_pool(url: str, pages: int, together: int, kill_every: float | None) -> None:
     call = a_rendering(url, {"wait_for": SELECTOR})
     proxy = GuardingProxy(TargetPolicy(allow_private=True))
-    async with running_pool(proxy, pages_max=together) as pool:
+    async with running_pool(proxy, pages_max=together) as pool, trio.open_nursery() as killing:
         left = iter(range(1, pages + 1))
+        repeated: list[int] = []
+        if kill_every is not None:
+            killing.start_soon(_kill_at_random, pool, kill_every)
 
         async def render_some() -> None:
             for number in left:
-                page = await pool.render(call)
+                while (page := await _render_or_fail(pool, call)) is None:
+                    repeated.append(number)
                 assert page.body.count(b'class="product"') == 20
                 if number % 100 == 0:
                     print(f"    {number:5} pages: {_memory_mb(pool)}", flush=True)
@@ -112,7 +135,37 @@ async def _render_in_pool(url: str, pages: int, together: int) -> None:
         async with trio.open_nursery() as nursery:
             for _ in range(together):
                 nursery.start_soon(render_some)
+        killing.cancel_scope.cancel()
         print(f"gateway     memory at the end: {_memory_mb(pool)}")
+        print(
+            f"gateway     browsers started: {pool.started_count}, calls repeated: {len(repeated)}"
+        )
+
+
+async def _render_or_fail(pool: BrowserPool, call: Call) -> Page | None:
+    """Returns None if a worker would repeat the call: too many browsers ended under it."""
+    try:
+        return await pool.render(call)
+    except CallFailed as failed:
+        if failed.fault is not Fault.INTERNAL:
+            raise
+        return None
+
+
+async def _kill_at_random(pool: BrowserPool, every_s: float) -> None:
+    moments = random.Random(1)
+    killed: set[int] = set()
+    try:
+        while True:
+            await trio.sleep(moments.expovariate(1 / every_s))
+            while not (running := sorted(set(pool.browser_ids) - killed)):
+                await trio.sleep(0.05)
+            victim = moments.choice(running)
+            killed.add(victim)
+            with suppress(ProcessLookupError):  # It has ended by itself since.
+                os.killpg(victim, signal.SIGKILL)
+    finally:
+        print(f"gateway     browsers killed: {len(killed)}")
 
 
 def _memory_mb(pool: BrowserPool) -> str:
