@@ -21,13 +21,13 @@ from typing import Any
 import msgspec
 import trio
 
+from bench.local_run import start_run
 from bench.postgres_variants import running_worker, settings_for
 from conveyor.bootstrap.runtime import Runtime, open_runtime
-from conveyor.cli.local_run import start_job
 from conveyor.domain.budget import Price
 from conveyor.domain.changes import RunKey
 from conveyor.domain.lifecycle import RUN_LIVE
-from conveyor.domain.model import Job, Run
+from conveyor.domain.model import Run
 from conveyor.engines.postgres.database import DatabaseConfig
 from conveyor.engines.postgres.engine import create_tables
 from conveyor.ports.gateway import Scraped, ScrapeRequest
@@ -103,20 +103,20 @@ async def drain(count: int, folder: Path, database_url: str) -> list[Sample]:
     async with open_runtime(settings, role="bench") as opened:
         world = replace(opened, gateway=SamePage())
         samples = [await take_sample(database_url, 0)]
-        job, run = await start_job(world.env, urls, concurrency=CONCURRENCY, attempts=3)
-        for batch in await ingest.open_batches_of(world.env, job.job_id, run.run_id):
+        run = await start_run(world.env, urls, concurrency=CONCURRENCY, attempts=3)
+        for batch in await ingest.open_batches_of(world.env, run.job_id, run.run_id):
             await reconcile.finish_batch(world.env, batch)
         samples.append(await take_sample(database_url, 0))
         async with running_worker(world):
             for share in SHARES:
-                done = await wait_until_done(world, job, run, round(share * count))
+                done = await wait_until_done(world, run, round(share * count))
                 samples.append(await take_sample(database_url, done))
     return samples
 
 
-async def wait_until_done(world: Runtime, job: Job, run: Run, count: int) -> int:
+async def wait_until_done(world: Runtime, run: Run, count: int) -> int:
     while True:
-        current = await world.env.store.read(RunKey(job.job_id, run.run_id))
+        current = await world.env.store.read(RunKey(run.job_id, run.run_id))
         assert current is not None
         totals = await totals_of(world.env, current)
         has_ended = current.status not in RUN_LIVE
