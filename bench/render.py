@@ -21,6 +21,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Awaitable, Callable
@@ -199,6 +200,13 @@ def _run_playwright(url: str, pages: int, together: int) -> None:
 
 
 def _run_crawlee(url: str, pages: int, together: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        # Otherwise crawlee writes its queue into a folder below the working directory.
+        os.environ["CRAWLEE_STORAGE_DIR"] = folder
+        _crawl(url, pages, together)
+
+
+def _crawl(url: str, pages: int, together: int) -> None:
     async def run() -> None:
         from crawlee import ConcurrencySettings, Request
         from crawlee.crawlers import PlaywrightCrawler

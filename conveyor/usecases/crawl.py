@@ -566,10 +566,9 @@ async def _rules_of(
     ended = [task for task in tasks.values() if task.status in TASK_TERMINAL]
     bodies = await _bodies(env, ended)
     rules |= {ids[task_id]: None for task_id in tasks}
-    for task in ended:
-        memory.robots[ids[task.task_id]] = _rules_from(task, bodies.get(task.task_id))
-        rules[ids[task.task_id]] = memory.robots[ids[task.task_id]]
-    return rules
+    known = {ids[task.task_id]: _rules_from(task, bodies.get(task.task_id)) for task in ended}
+    memory.robots |= known
+    return rules | known
 
 
 def _rules_from(task: Task, body: bytes | None) -> RobotsRules:
@@ -577,9 +576,8 @@ def _rules_from(task: Task, body: bytes | None) -> RobotsRules:
         return RobotsRules()
     if body is not None:
         return parse_robots(body[:ROBOTS_BYTES_MAX].decode(errors="replace"), AGENT)
-    problem = task.problem
-    is_absent = problem is not None and is_without_rules(problem.code, problem.status)
-    return RobotsRules() if is_absent else DENY_ALL
+    has_none = task.problem and is_without_rules(task.problem.code, task.problem.status)
+    return RobotsRules() if has_none else DENY_ALL
 
 
 async def _apply_delays(env: Context, job: Job, robots: Mapping[str, RobotsRules | None]) -> bool:

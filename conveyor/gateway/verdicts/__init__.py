@@ -214,12 +214,12 @@ def _source_holds(rule: Rule, facts: PageFacts) -> bool:
             return False
     # A heading that repeats the title says no more than the title does.
     titles = facts.title_parts.intersection(rule.title)
-    shown = _without(facts.content.text, titles)
-    if rule.text and not any(text in shown for text in rule.text):
+    statement = _without(facts.content.text, titles)
+    if rule.text and not any(text in statement for text in rule.text):
         return False
     if rule.either:
         source = _without(facts.source, titles)
-        if not any(text in shown or text in source for text in rule.either):
+        if not any(text in statement or text in source for text in rule.either):
             return False
     return not rule.words or rule.words.issuperset(_WORD.findall(facts.content.text))
 
