@@ -18,6 +18,7 @@ from conveyor.domain.run import wait_reason
 from conveyor.domain.run.settlement import BACKOFF
 from conveyor.domain.submit.conditions import CONDITIONS
 from conveyor.domain.submit.scraper_params import DIRECT_PARAMS, OWN_PARAMS, PARAMS
+from conveyor.schemas import requests
 from conveyor.schemas.problem_codes import PROBLEM_CODES
 from conveyor.ui.words import WAITS
 from tests.tidy import doc_comments
@@ -143,6 +144,28 @@ def _struct(kind: type[msgspec.Struct]) -> str:
         for name, text in words.items()
     )
     return f"### {kind.__name__}\n\n" + table(("field", "type", "default", "meaning"), fields)
+
+
+def job_fields() -> str:
+    return _request_fields(requests.SubmitJobRequest)
+
+
+def task_fields() -> str:
+    return _request_fields(requests.TaskInput)
+
+
+def _request_fields(kind: type[msgspec.Struct]) -> str:
+    words = doc_comments.of_class(kind)
+    assert list(words) == list(kind.__struct_fields__), kind
+    defaults = {field.name: field.default for field in msgspec.structs.fields(kind)}
+    return table(
+        ("field", "default", "meaning"),
+        ((code(name), _json_default(defaults[name]), text) for name, text in words.items()),
+    )
+
+
+def _json_default(value: object) -> str:
+    return "" if value in {None, msgspec.UNSET} else code(msgspec.json.encode(value).decode())
 
 
 def _plain_type(annotation: object) -> str:
