@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from conveyor.domain.errors import make_problem
 from conveyor.domain.model import FailureReason
-from conveyor.domain.submit.conditions import find_unmet, has_conditions
+from conveyor.domain.submit.conditions import CONDITIONS, find_unmet
 from conveyor.domain.submit.scraper_params import (
     DIRECT_PARAMS,
     OWN_PARAMS,
@@ -113,7 +113,7 @@ class ContentProcessor:
         return await self._extract(source, page.status, deadline_s)
 
     async def _find_unmet(self, params: Mapping[str, str], page: Page) -> str | None:
-        if not has_conditions(params):
+        if CONDITIONS.isdisjoint(params):
             return None
         if len(page.body) <= _CHECKED_AT_ONCE_BYTES:
             return find_unmet(params, page.body, page.content_type)

@@ -12,13 +12,14 @@ import re
 from enum import StrEnum
 from html.parser import HTMLParser
 
+from conveyor.domain.charset import find_charset
+
 #: Characters of a page that are read. Longer pages are mostly scripts, which come last.
 PAGE_CHARS_MAX = 1_000_000
 #: List levels that are indented. Deeper ones look like the deepest of these.
 _LEVELS_MAX = 8
 
 _SPACES = re.compile(r"\s+")
-_CHARSET = re.compile(rb"""<meta[^>]{0,200}?charset=["']?([\w-]{1,40})""", re.IGNORECASE)
 # What a reader can follow: no scripts, and no files within the link.
 _HREF = re.compile(r"(?!\s*(?:javascript|data|#))[^\0]{1,2000}\Z", re.IGNORECASE)
 _HIDDEN = frozenset({"script", "style", "template", "noscript", "svg", "iframe", "select"})
@@ -61,11 +62,7 @@ def _decode(body: bytes) -> str:
     try:
         return body.decode()
     except UnicodeDecodeError:
-        charset = _CHARSET.search(body[:4_096])
-    try:
-        return body.decode(charset[1].decode() if charset else "cp1252", errors="replace")
-    except LookupError:
-        return body.decode("cp1252", errors="replace")
+        return body.decode(find_charset(body, "") or "cp1252", errors="replace")
 
 
 class _Page(HTMLParser):

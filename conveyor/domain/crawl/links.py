@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from conveyor.domain.charset import decode_page
 from conveyor.domain.crawl.urls import LinkFilter, normal_form, resolve
 from conveyor.domain.submit.target import BadUrl, Target, parse_url
 
@@ -35,7 +36,6 @@ _END_OF_RAW = {
 _MARKDOWN_LINK = re.compile(r"(?<!!)\[[^\[\]]{0,1000}\]\(\s*<?([^()\s<>]{1,2048})")
 _LOCATION = re.compile(r"<loc>\s*(?:<!\[CDATA\[\s*)?([^<\]\s]+)")
 _SITEMAP_INDEX = re.compile(r"<sitemapindex\b")
-_CHARSET = re.compile(r"charset=[\"']?([A-Za-z0-9_.:-]{1,40})", re.IGNORECASE)
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_WINDOW = 31
 
@@ -76,7 +76,7 @@ def read_page(
         return Reading()
     if (final := normal_form(base)) != url:
         return Reading(moved_to=final if link_filter.follows(final) else "")
-    text = _text_of(body[:PAGE_BYTES_MAX], content_type)
+    text = decode_page(body[:PAGE_BYTES_MAX], content_type)
     if is_markdown:
         page = PageText(tuple(match[1] for match in _MARKDOWN_LINK.finditer(text)))
     elif "html" in content_type or not content_type:
@@ -169,14 +169,6 @@ def _normal_forms(
 
 def _form_of(target: Target | None) -> str | None:
     return None if target is None else normal_form(target)
-
-
-def _text_of(body: bytes, content_type: str) -> str:
-    declared = _CHARSET.search(content_type)
-    try:
-        return body.decode(declared[1] if declared else "utf-8", errors="replace")
-    except LookupError:
-        return body.decode(errors="replace")
 
 
 def _inflate(body: bytes) -> bytes:

@@ -11,27 +11,17 @@ backtracking: look-around and backreferences.
 
 from __future__ import annotations
 
-import codecs
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from conveyor.domain import limits
+from conveyor.domain.charset import decode_page
 
 CONDITIONS = frozenset({"min_bytes", "must_contain", "must_match"})
 # Bytes of the compiled pattern and of the states that a match may keep.
 _MATCH_BYTES_MAX = 1024 * 1024
 # Instructions of a compiled pattern. A class of Unicode such as `\\pL` has 1,200.
 _INSTRUCTIONS_MAX = 3000
-_CHARSET = re.compile(r"charset\s*=\s*[\"']?\s*([A-Za-z0-9._:-]{1,40})", re.IGNORECASE)
-# A page states its charset in its first 1,024 bytes, by the rules of HTML.
-_DECLARATION_BYTES = 1024
-_MARKS = (
-    (codecs.BOM_UTF8, "utf-8"),
-    (codecs.BOM_UTF16_LE, "utf-16-le"),
-    (codecs.BOM_UTF16_BE, "utf-16-be"),
-)
-_NO_CHARSETS = frozenset({"idna", "punycode", "unicode_escape", "raw_unicode_escape", "undefined"})
 
 
 def find_invalid(params: Mapping[str, str]) -> tuple[str, str] | None:
@@ -62,10 +52,6 @@ def _find_invalid_pattern(pattern: str) -> tuple[str, str] | None:
     return None
 
 
-def has_conditions(params: Mapping[str, str]) -> bool:
-    return any(params.get(key) for key in CONDITIONS)
-
-
 def find_unmet(params: Mapping[str, str], body: bytes, content_type: str) -> str | None:
     """Returns the first condition that this page does not meet."""
     if len(body) < int(params.get("min_bytes") or 0):
@@ -80,38 +66,6 @@ def find_unmet(params: Mapping[str, str], body: bytes, content_type: str) -> str
     if pattern and _compile(pattern).search(page[: limits.MATCHED_CHARS_MAX]) is None:
         return "must_match"
     return None
-
-
-def decode_page(body: bytes, content_type: str) -> str:
-    """Returns the text of a page in the charset of its byte order mark, its content type or its
-    declaration; UTF-8 if it names none, or one that does not exist."""
-    for mark, name in _MARKS:
-        if body.startswith(mark):
-            return body[len(mark) :].decode(name, errors="replace")
-    declared = _find_charset(content_type) or _find_charset(
-        body[:_DECLARATION_BYTES].decode("latin-1")
-    )
-    return body.decode(_known_charset(declared), errors="replace")
-
-
-def _find_charset(text: str) -> re.Match[str] | None:
-    # The pattern takes three microseconds to find nothing in the declaration of a page.
-    return _CHARSET.search(text) if "charset" in text.lower() else None
-
-
-def _known_charset(declared: re.Match[str] | None) -> str:
-    if declared is None:
-        return "utf-8"
-    name = declared[1].lower()
-    # Browsers read these as the Windows charset, which has more characters.
-    name = "cp1252" if name in {"iso-8859-1", "latin1", "latin-1", "us-ascii", "ascii"} else name
-    try:
-        codec = codecs.lookup(name)
-    except (LookupError, ValueError):
-        return "utf-8"
-    # Codecs such as base64 and zlib are no charsets, and some of them expand what they decode.
-    is_charset = getattr(codec, "_is_text_encoding", False) and codec.name not in _NO_CHARSETS
-    return codec.name if is_charset else "utf-8"
 
 
 def _compile(pattern: str) -> Any:

@@ -99,6 +99,15 @@ def test_entities_and_charsets_of_links_are_decoded() -> None:
     assert read(body, content_type="text/html; charset=unknown").links != ()
 
 
+@pytest.mark.parametrize("charset", ["idna", "punycode", "undefined", "base64", "no-such"])
+def test_a_page_that_states_no_charset_of_pages_is_read_all_the_same(charset: str) -> None:
+    body = b'<p>\xe9</p><a href="/b">'
+
+    assert read(body, content_type=f"text/html; charset={charset}").links == (
+        "http://example.com/b",
+    )
+
+
 def test_a_page_that_moved_is_a_duplicate_of_where_it_moved_to() -> None:
     assert read("<a href=b>", final_url="http://example.com/n?b=1&a=2") == Reading(
         moved_to="http://example.com/n?a=2&b=1"

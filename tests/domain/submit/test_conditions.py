@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conveyor.domain import limits
-from conveyor.domain.submit.conditions import decode_page, find_unmet
+from conveyor.domain.submit.conditions import find_unmet
 from conveyor.domain.submit.scraper_params import InvalidParam, check_params
 
 HTML = "text/html"
@@ -51,22 +51,6 @@ def test_a_condition_that_cannot_be_checked_is_refused(key: str, value: object) 
 )
 def test_a_page_is_compared_with_each_condition(params: dict[str, str], unmet: str | None) -> None:
     assert find_unmet(params, "<b>Preis 9,50 €".encode(), HTML) == unmet
-
-
-@pytest.mark.parametrize(
-    ("body", "content_type"),
-    [
-        ("Größe".encode("latin-1"), "text/html; charset=ISO-8859-1"),
-        ("Größe".encode(), "text/html"),
-        ("Größe".encode("utf-16"), "text/html"),
-        (b'<meta charset="windows-1252">Gr\xf6\xdfe', "text/html"),
-        ("Größe".encode(), "text/html; charset=base64"),
-        ("Größe".encode(), "text/html; charset=no-such"),
-        ("Größe".encode("utf-8-sig"), "text/html; charset=latin-1"),
-    ],
-)
-def test_a_page_is_read_in_the_charset_that_it_states(body: bytes, content_type: str) -> None:
-    assert decode_page(body, content_type).endswith("Größe")
 
 
 def test_a_pattern_that_backtracking_would_never_finish_is_matched() -> None:
