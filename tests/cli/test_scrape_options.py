@@ -6,6 +6,7 @@ import base64
 import gzip
 import hashlib
 import json
+import socket
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -502,6 +503,17 @@ def test_robots_txt_is_obeyed_unless_told_otherwise(
     assert "robots_disallowed" in polite.stderr
     assert site.paths() == ["/open", "/private/1"]
     assert [row["status"] for row in rows_in(tmp_path / "out")] == ["successful"] * 2
+
+
+def test_a_site_that_cannot_be_reached_fails_by_its_own_error(
+    run: Scrape, site: OptionsSite, tmp_path: Path
+) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        run(f"http://127.0.0.1:{closed.getsockname()[1]}/a", "-o", "out")
+
+    [row] = rows_in(tmp_path / "out")
+    assert (row["status"], row["error"]) == ("failed", "connect_failed")
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,9 @@ THROTTLED_MAX = 10
 DEFERRED_S = 1.0
 ROBOTS_ATTEMPTS = 3
 ROBOTS_RETRY_S = 1.0
+ROBOTS_UNREACHABLE = "robots_unreachable"
+# Nothing of such a site can be fetched: this says more than that its robots.txt cannot be.
+_NO_SITE = frozenset({"connect_failed", "dns_failed", "forbidden_target", "tls_failed"})
 # A page that ended so many processes is not tried again.
 LOST_MAX = 3
 
@@ -71,13 +74,20 @@ class Progress:
         return self.successful + self.failed
 
 
+@dataclass(frozen=True, slots=True)
+class UnknownRules:
+    """Why a robots.txt cannot be known, as the error of every page of the site."""
+
+    error: str
+    detail: str
+
+
 @dataclass(slots=True)
 class Sites:
-    """What a scrape has learned of the sites: their pace and pauses, and their robots.txt, or why
-    it cannot be known."""
+    """What a scrape has learned of the sites: their pace and pauses, and their robots.txt."""
 
     hosts: dict[str, Host] = field(default_factory=dict)
-    rules: dict[tuple[str, str, int], RobotsRules | str] = field(default_factory=dict)
+    rules: dict[tuple[str, str, int], RobotsRules | UnknownRules] = field(default_factory=dict)
 
 
 class Scraper:
@@ -192,7 +202,7 @@ class Scraper:
                 return True
             error, detail = "robots_disallowed", "robots.txt forbids this page (--ignore-robots)"
         else:
-            error, detail = "robots_unreachable", rules
+            error, detail = rules.error, rules.detail
         self.hosts.end(index, now)
         answer = Answer(index, 0.0, error=error, detail=detail)
         self._finish([self._failed_line(answer)])
@@ -371,10 +381,10 @@ class Scraper:
         self.hosts.unblock(host, trio.current_time())
         self._wake(self._options.concurrency)
 
-    async def _fetch_rules(self, gateway: Gateway, target: Target) -> RobotsRules | str:
+    async def _fetch_rules(self, gateway: Gateway, target: Target) -> RobotsRules | UnknownRules:
         """Returns the rules, or why they cannot be known. A site without the file allows all."""
         url = f"{target.scheme}://{target.authority}/robots.txt"
-        why = ""
+        unknown = UnknownRules(ROBOTS_UNREACHABLE, "")
         for attempt in range(ROBOTS_ATTEMPTS):
             if attempt:
                 await trio.sleep(ROBOTS_RETRY_S * 2.0 ** (attempt - 1))
@@ -382,11 +392,18 @@ class Scraper:
             if isinstance(outcome, Scraped):
                 return parse_robots(outcome.body.decode(errors="replace"), AGENT)
             if not isinstance(outcome, NotScraped):
-                why = outcome.detail
+                unknown = UnknownRules(ROBOTS_UNREACHABLE, outcome.detail)
                 continue
             if is_without_rules(outcome.problem.code, outcome.problem.status):
                 return RobotsRules()
-            why = f"robots.txt cannot be read: {outcome.problem.code}: {outcome.problem.detail}"
+            unknown = _unknown_from(outcome)
             if not outcome.retryable:
                 break
-        return why
+        return unknown
+
+
+def _unknown_from(outcome: NotScraped) -> UnknownRules:
+    code, detail = outcome.problem.code, outcome.problem.detail or outcome.problem.title
+    if code in _NO_SITE:
+        return UnknownRules(code, detail)
+    return UnknownRules(ROBOTS_UNREACHABLE, f"robots.txt cannot be read: {code}: {detail}")
