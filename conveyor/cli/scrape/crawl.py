@@ -21,6 +21,8 @@ from conveyor.cli.scrape.run import Ended, Order, run_order
 from conveyor.domain.crawl.links import Reading, read_page, read_sitemap
 from conveyor.domain.crawl.urls import LinkFilter, host_in, normalize, site_of
 
+# Reading so many pages for links takes long enough to say so.
+SHOWN_UNREAD = 200
 _LINE = msgspec.json.Decoder(ResultLine)
 
 
@@ -125,8 +127,8 @@ def run_crawl(order: Order, options: CrawlOptions, display: Display, started_at:
         if ended.code:
             return ended
         order = replace(order, restarts=False, retries_failed=False, updates=True)
-        if not (new_count := frontier.grow()):
+        if (unread := len(frontier.depths) - len(frontier.readings)) >= SHOWN_UNREAD:
+            display.phase(f"Following the links of {counted(unread, 'page')}")
+        if not frontier.grow():
             order = replace(order, is_round=False, updates=False)
             return run_order(order, display, started_at)
-        read = counted(len(frontier.readings), "page")
-        display.phase(f"{read} read, {counted(new_count, 'new page')} found")

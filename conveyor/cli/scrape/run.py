@@ -147,7 +147,8 @@ def run_order(order: Order, display: Display, started_at: float) -> Ended:
     folder = Folder(order.folder, order.data_dir)
     folder.open()
     try:
-        display.phase("Looking at what is there")
+        if not order.rounds.has_begun:
+            display.phase("Looking at what is there")
         plan = prepare(folder, order)
         scraper = _scraper(folder, plan, order)
         if plan.pending:
@@ -157,11 +158,12 @@ def run_order(order: Order, display: Display, started_at: float) -> Ended:
             _fetch(folder, plan, scraper, order, display)
         order.rounds.has_begun, order.rounds.fetched = True, scraper.progress.fetched
         if scraper.ending is None:
-            display.phase(f"Writing {LIST_NAME}")
+            if not order.is_round:
+                display.phase(f"Writing {LIST_NAME}")
             folder.finish()
-        display.clear()
         if order.is_round and scraper.ending is None:
             return Ended(0, scraper.progress.failed)
+        display.clear()
         code = report(folder, plan, scraper, order, display, time.monotonic() - started_at)
         return Ended(code, scraper.progress.failed)
     finally:
