@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NoReturn
 
 import msgspec
@@ -43,6 +44,26 @@ class Reply(msgspec.Struct, frozen=True):
     body: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class CallMetrics:
+    calls: Counter
+    under_way: Gauge
+
+
+def make_call_metrics(registry: CollectorRegistry) -> CallMetrics:
+    return CallMetrics(
+        calls=Counter(
+            "conveyor_fetch_calls",
+            "Calls of the fetch API by code; `ok` is a page.",
+            ["code"],
+            registry=registry,
+        ),
+        under_way=Gauge(
+            "conveyor_fetch_calls_open", "Calls that are under way now.", registry=registry
+        ),
+    )
+
+
 class FetchApp:
     def __init__(
         self,
@@ -57,16 +78,9 @@ class FetchApp:
         self._new_id = new_id
         self._is_ready = is_ready
         self._registry = CollectorRegistry()
-        self._calls = Counter(
-            "conveyor_fetch_calls",
-            "Calls of the fetch API by code; `ok` is a page.",
-            ["code"],
-            registry=self._registry,
-        )
-        under_way = Gauge(
-            "conveyor_fetch_calls_open", "Calls that are under way now.", registry=self._registry
-        )
-        under_way.set_function(lambda: service.call_count)
+        metrics = make_call_metrics(self._registry)
+        metrics.under_way.set_function(lambda: service.call_count)
+        self._calls = metrics.calls
 
     async def startup(self) -> None:
         """The server calls it before the first request."""

@@ -16,19 +16,24 @@ from prometheus_client import CollectorRegistry
 
 from conveyor.config import settings_from
 from conveyor.engines.aws.client.usage import Meter
+from conveyor.gateway.server import make_call_metrics
 from conveyor.telemetry import EngineUsage, make_metrics
 from tests.deploy.templates import ROOT
 
 DEPLOY = ROOT / "deploy"
-SAMPLES = ("", "_total", "_bucket", "_sum", "_count")
+SAMPLES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
 
 
 def _metric_names() -> set[str]:
     registry = CollectorRegistry()
     make_metrics(registry)
     registry.register(EngineUsage(Meter(), {}))
-    families = [family.name for family in registry.collect()]
-    return {f"{name}{suffix}" for name in families for suffix in SAMPLES}
+    make_call_metrics(registry)
+    return {
+        f"{family.name}{suffix}"
+        for family in registry.collect()
+        for suffix in SAMPLES.get(family.type, ("",))
+    }
 
 
 def _names_in(path: Path) -> set[str]:
@@ -50,6 +55,13 @@ def test_every_alert_has_a_rule_test() -> None:
     tested = re.findall(r"alertname: (\w+)", (DEPLOY / "monitoring/alerts_test.yml").read_text())
 
     assert set(alerts) == set(tested)
+
+
+def test_every_alert_has_a_line_that_says_what_to_do() -> None:
+    alerts = re.findall(r"alert: (\w+)", (DEPLOY / "monitoring/alerts.yml").read_text())
+    document = (ROOT / "docs/deploy.md").read_text()
+
+    assert re.findall(r"^\| `(Conveyor\w+)` \|", document, re.MULTILINE) == alerts
 
 
 def test_the_rules_do_what_their_tests_say() -> None:
