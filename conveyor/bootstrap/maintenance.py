@@ -25,13 +25,20 @@ from conveyor.schemas.responses import Finding
 
 __all__ = ["Manifest", "back_up", "check_deployment", "restore"]
 
+# The role that stores nothing.
+GATEWAY = "gateway"
 # Below this the embedded engine starts no new work (docs/operations.md, The disk is full).
 _FREE_BYTES_MIN = 256 * 1024 * 1024
 
 
 async def check_deployment(settings: Settings, role: str, random: Random) -> list[Finding]:
     """Returns every checked item. Items with a problem have a remedy."""
+    from conveyor.bootstrap import gateway_check
+
+    if role == GATEWAY:
+        return [_check_callers(settings), *await gateway_check.check_gateway(settings)]
     findings = _check_settings(settings, role)
+    findings += await gateway_check.check_remote_gateway(settings)
     if settings.engine == POSTGRES:
         return findings + await _check_postgres(settings)
     if settings.engine != AWS:
@@ -83,17 +90,19 @@ def _check_settings(settings: Settings, role: str) -> list[Finding]:
             "use 32 random bytes, such as `openssl rand -hex 32`; an existing deployment must keep "
             "its key",
         )
-    access = Finding("callers")
     # A worker of a shared engine takes no requests.
     takes_requests = settings.engine not in SHARED_ENGINES or role == "api"
-    if takes_requests and settings.auth == "passthrough" and settings.gateway_url == DIRECT:
-        access = Finding(
-            "callers",
-            "every key is accepted, and pages are fetched directly: any host that reaches the port "
-            "can fetch through it",
-            "set CONVEYOR_AUTH=keys with CONVEYOR_API_KEYS, or keep the port private",
-        )
-    return [secret, access]
+    return [secret, _check_callers(settings) if takes_requests else Finding("callers")]
+
+
+def _check_callers(settings: Settings) -> Finding:
+    return _require(
+        settings.auth != "passthrough" or settings.gateway_url != DIRECT,
+        "callers",
+        "every key is accepted, and pages are fetched directly: any host that reaches the port "
+        "can fetch through it",
+        "set CONVEYOR_AUTH=keys with CONVEYOR_API_KEYS, or keep the port private",
+    )
 
 
 async def _check_redis(settings: Settings) -> list[Finding]:

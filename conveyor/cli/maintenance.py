@@ -17,23 +17,24 @@ from conveyor.bootstrap.migration import migrate_engine as copy_directory
 from conveyor.cli.shutdown import run_command
 from conveyor.config import Settings
 
+_ROLES = ("api", "worker", maintenance.GATEWAY)
 _PATH = click.Path(path_type=Path, file_okay=False)
 
 
 @click.command()
 @click.option(
     "--role",
-    type=click.Choice(["api", "worker"]),
-    help="The role whose permissions to check; by default CONVEYOR_ROLE, else worker.",
+    type=click.Choice(_ROLES),
+    help="The role whose needs to check; by default CONVEYOR_ROLE, else worker.",
 )
 @click.option("--json", "as_json", is_flag=True, help="All findings as JSON.")
 @click.pass_obj
 def check(settings: Settings, role: str | None, as_json: bool) -> None:
-    """Check permissions, table, bucket, queues, Redis, clock and settings.
+    """Check permissions, table, bucket, queues, Redis, clock, gateway and settings.
 
     It exits with 1 if anything is missing.
     """
-    checked = role or (settings.role if settings.role in {"api", "worker"} else "worker")
+    checked = role or (settings.role if settings.role in _ROLES else "worker")
     findings = run_command(maintenance.check_deployment, settings, checked, random.SystemRandom())
     problems = [finding for finding in findings if finding.problem is not None]
     if as_json:

@@ -107,3 +107,17 @@ def test_without_user_namespaces_a_page_is_rendered_without_the_sandbox(page_url
         rendered = _render(client, page_url)
 
     assert "rendered: 42" in rendered
+
+
+def test_under_the_default_profile_the_check_names_the_remedy() -> None:
+    with a_gateway("--security-opt=no-new-privileges:true") as (name, _):
+        ended = subprocess.run(
+            ["podman", "exec", name, "conveyor", "check"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    assert ended.returncode == 1
+    assert "chromium does not start" in ended.stdout
+    assert "CONVEYOR_CHROMIUM_SANDBOX=off" in ended.stdout
