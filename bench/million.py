@@ -1,7 +1,9 @@
 """Does a job of a million lines work from end to end, and in how much memory?
 
 One `conveyor dev` on a fresh data directory, as a person starts it, and one client: submit, watch,
-page through every row, ask for one status, stop, delete, and wait until nothing is left of it.
+page through every row, ask for one status, stop, delete, and wait until nothing is left of it. With
+`--engine postgres` it runs on a PostgreSQL server of its own with durable commits, and before that
+on SQLite, beside which the figures are shown.
 """
 
 from __future__ import annotations
@@ -16,40 +18,101 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import httpx
 import msgspec
+import trio
 
 from bench.ingest_variants import send
+from bench.postgres_variants import environ_for
+from tests.postgres import execute
+from tests.servers import DURABLE, a_postgres
 
 PAGE = 1_000
+LOOKS = 11
+CONCURRENCY = 200
 GIVE_UP_S = 1_200.0
 
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench million", description=__doc__)
     parser.add_argument("--tasks", type=int, default=1_000_000)
+    parser.add_argument("--engine", choices=list(ENGINES), default="embedded")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     options = parser.parse_args(arguments)
+    names = ["embedded"] if options.engine == "embedded" else ["embedded", options.engine]
+    figures = {name: measure(ENGINES[name], options.tasks) for name in names}
+    show(figures)
+    if options.json:
+        line = {name: round(value, 3) for name, value in figures[options.engine].items()}
+        print(msgspec.json.encode(line).decode())
+
+
+def measure(engine: OpenEngine, count: int) -> dict[str, float]:
     folder = Path(tempfile.mkdtemp(dir=".", prefix=".bench-"))
     try:
-        with a_server(folder) as (url, pid):
-            figures = go_through(url, options.tasks, folder / "data" / "conveyor.db")
-            figures["rss_mb"] = peak_rss_mb(pid)
+        with engine(folder) as data, a_server(folder, data.environ) as (url, pid):
+            figures = go_through(url, count, data.is_empty)
+            return figures | {"rss_mb": peak_rss_mb(pid)}
     finally:
         shutil.rmtree(folder)
-    for name, value in figures.items():
-        print(f"{name:22}{value:>12,.2f}")
-    if options.json:
-        print(msgspec.json.encode({k: round(v, 3) for k, v in figures.items()}).decode())
 
 
-def go_through(url: str, count: int, database: Path) -> dict[str, float]:
+def show(figures: Mapping[str, Mapping[str, float]]) -> None:
+    base, *others = figures
+    print(f"{'':22}" + "".join(f"{name:>12}" for name in figures))
+    for name, value in figures[base].items():
+        values = [figures[other][name] for other in others]
+        # A figure of almost nothing has no ratio.
+        ratios = "".join(f"{other / max(value, 1e-9):>11.2f}x" for other in values)
+        print(f"{name:22}{value:>12,.2f}" + "".join(f"{v:>12,.2f}" for v in values) + ratios)
+
+
+@dataclass(frozen=True)
+class Data:
+    """Where a server keeps its rows. `is_empty` returns whether nothing is left of any job."""
+
+    environ: Mapping[str, str]
+    is_empty: Callable[[], bool]
+
+
+OpenEngine = Callable[[Path], AbstractContextManager[Data]]
+_LEFT = "SELECT " + " OR ".join(
+    f"EXISTS (SELECT 1 FROM {table})" for table in ("tasks", "messages", "stats", "runs")
+)
+
+
+@contextmanager
+def embedded(folder: Path) -> Iterator[Data]:
+    def is_empty() -> bool:
+        database = folder / "data" / "conveyor.db"
+        with sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=30) as connection:
+            return not connection.execute(_LEFT).fetchone()[0]
+
+    yield Data({}, is_empty)
+
+
+@contextmanager
+def postgres(folder: Path) -> Iterator[Data]:
+    with a_postgres(DURABLE) as server:
+
+        def is_empty() -> bool:
+            ((is_left,),) = trio.run(execute, server.url, _LEFT)
+            return not is_left
+
+        yield Data(environ_for(server.url, folder, CONCURRENCY), is_empty)
+
+
+ENGINES: Mapping[str, OpenEngine] = {"embedded": embedded, "postgres": postgres}
+
+
+def go_through(url: str, count: int, is_empty: Callable[[], bool]) -> dict[str, float]:
     figures: dict[str, float] = {"tasks": count}
     sent = send(url, count)
     figures |= {"send_s": sent.send_s, "accept_s": sent.accept_s}
@@ -61,16 +124,15 @@ def go_through(url: str, count: int, database: Path) -> dict[str, float]:
         figures["ingest_s"] = seconds_of(lambda: wait_until_in(client, job, looks))
         figures["status_ms"] = median(looks) * 1000
         figures["status_ms_most"] = max(looks) * 1000
+        figures["status_after_ms"] = median_ms_of(lambda: client.get(job).raise_for_status())
         indexes: list[int] = []
         figures["pages_s"] = seconds_of(lambda: indexes.extend(all_rows(client, job)))
         assert sorted(indexes) == list(range(count)), "not every row exactly once"
-        figures["rare_page_ms"] = (
-            seconds_of(lambda: a_page(client, job, status="successful")) * 1000
-        )
+        figures["rare_page_ms"] = median_ms_of(lambda: a_page(client, job, status="successful"))
         figures["stop_s"] = seconds_of(lambda: client.post(f"{job}/stop").raise_for_status())
         figures["delete_s"] = seconds_of(lambda: client.delete(job).raise_for_status())
         assert client.get(job).status_code == 404
-        figures["scrubbed_s"] = seconds_of(lambda: wait_until_gone(database))
+        figures["scrubbed_s"] = seconds_of(lambda: wait_until_gone(is_empty))
     return figures
 
 
@@ -78,6 +140,10 @@ def seconds_of(work: Callable[[], object]) -> float:
     started_at = time.perf_counter()
     work()
     return time.perf_counter() - started_at
+
+
+def median_ms_of(work: Callable[[], object]) -> float:
+    return median(seconds_of(work) for _ in range(LOOKS)) * 1000
 
 
 def wait_until_in(client: httpx.Client, job: str, looks: list[float]) -> None:
@@ -110,24 +176,19 @@ def a_page(client: httpx.Client, job: str, *, status: str, cursor: str | None = 
     return msgspec.json.decode(answer.raise_for_status().content)
 
 
-def wait_until_gone(database: Path) -> None:
+def wait_until_gone(is_empty: Callable[[], bool]) -> None:
     give_up_at = time.monotonic() + GIVE_UP_S
-    with sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=30) as connection:
-        while time.monotonic() < give_up_at:
-            left = [
-                connection.execute(f"SELECT EXISTS (SELECT 1 FROM {table})").fetchone()[0]
-                for table in ("tasks", "messages", "stats", "runs")
-            ]
-            if not any(left):
-                return
-            time.sleep(0.5)
+    while time.monotonic() < give_up_at:
+        if is_empty():
+            return
+        time.sleep(0.5)
     raise TimeoutError("something is left of a deleted job")
 
 
 @contextmanager
-def a_server(folder: Path) -> Iterator[tuple[str, int]]:
+def a_server(folder: Path, engine: Mapping[str, str]) -> Iterator[tuple[str, int]]:
     log = folder / "server.log"
-    environ = {"CONVEYOR_DATA_DIR": str(folder / "data"), "CONVEYOR_PORT": "0"}
+    environ = {**engine, "CONVEYOR_DATA_DIR": str(folder / "data"), "CONVEYOR_PORT": "0"}
     with log.open("wb") as stderr:
         process = subprocess.Popen(
             [sys.executable, "-m", "conveyor.cli.main", "dev"],
