@@ -26,6 +26,14 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     html: bytes | None = None
     site_type: str | None = None
 
+    @property
+    def site_headers(self) -> tuple[tuple[str, str], ...]:
+        """The headers as the site sent them."""
+        if self.site_type is None:
+            return self.headers
+        others = tuple(pair for pair in self.headers if pair[0] != "content-type")
+        return (("content-type", self.site_type), *others) if self.site_type else others
+
     def header(self, name: str) -> str | None:
         return next((value for key, value in self.headers if key == name), None)
 

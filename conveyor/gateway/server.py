@@ -218,7 +218,7 @@ def _headers_of(answer: Answer) -> list[tuple[str, str]]:
         ("Zr-Status", str(page.status)),
     ]
     size_bytes = 0
-    for name, value in page.headers[:_PAGE_HEADERS_MAX]:
+    for name, value in page.site_headers[:_PAGE_HEADERS_MAX]:
         size_bytes += len(name) + len(value)
         is_plain = value.isascii() and value.isprintable() and name.isascii()
         if name not in _HOP_BY_HOP and is_plain and size_bytes <= _PAGE_HEADERS_BYTES_MAX:

@@ -205,13 +205,10 @@ def _wishes_from(call: Call) -> Wishes:
 def _judged_page(page: Page) -> JudgedPage:
     """A picture of a page is judged by the page. What a browser makes of an answer is HTML, and
     is judged as what the site sent."""
-    headers = dict(page.headers)
-    if page.site_type is not None:
-        headers["content-type"] = page.site_type
     return JudgedPage(
         url=page.url,
         status=page.status,
-        headers=headers,
+        headers=dict(page.site_headers),
         content_type=page.content_type if page.html is None else "text/html; charset=utf-8",
         body=page.body if page.html is None else page.html,
     )

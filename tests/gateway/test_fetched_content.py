@@ -175,6 +175,9 @@ def test_what_a_browser_makes_of_data_is_not_judged_as_a_page(
 
     assert plain.content == shop.pages[path][2]
     assert rendered.status_code == 200
+    assert rendered.headers["Content-Type"] == "text/html; charset=utf-8"
+    for answer in (plain, rendered):
+        assert answer.headers["Zr-Content-Type"] == shop.pages[path][1]["Content-Type"]
 
 
 @needs_chromium
