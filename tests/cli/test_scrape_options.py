@@ -388,7 +388,7 @@ def test_a_parameter_that_needs_a_gateway_is_refused_before_anything_is_fetched(
     listed = run("list.ndjson")
 
     assert (named.exit_code, listed.exit_code) == (2, 1)
-    assert "premium_proxy needs a gateway that can do this (CONVEYOR_GATEWAY_URL)" in named.output
+    assert "premium_proxy needs a gateway with such proxies" in named.output
     assert "line 1: unsupported_param: extract" in listed.output
     assert site.asked == []
 

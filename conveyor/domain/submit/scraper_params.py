@@ -111,7 +111,7 @@ OWN_PARAMS: Mapping[str, str] = {
     "response_type=pdf": "`pdf` honoured",
     "session_id": "honoured: the same proxy; without proxies, all pages have one address",
     "wait": "honoured, up to 30 s",
-    "wait_for": "honoured, up to 60 s",
+    "wait_for": "honoured, up to 45 s",
 }
 # Of these, `conveyor gateway` honours what its proxies can do.
 PROXY_PARAMS = frozenset({"premium_proxy", "proxy_country"})
@@ -235,7 +235,8 @@ class GatewaySupport:
             self.rendering.check(params, job_params)
             return
         for key in self.find_unsupported(params):
-            raise InvalidParam("unsupported_param", key, _remedy(key, params[key]))
+            remedy = _remedy(key, params[key], can_render=self.rendering is not None)
+            raise InvalidParam("unsupported_param", key, remedy)
         if self.check_selector is not None:
             _check_extraction(params, job_params, self.check_selector)
 
@@ -247,8 +248,10 @@ def needs_browser(params: Mapping[str, str]) -> bool:
     return params.get("js_render", "").lower() not in _OFF
 
 
-def _remedy(key: str, value: str) -> str:
+def _remedy(key: str, value: str, *, can_render: bool) -> str:
     if key in OF_THE_BROWSER or value == "pdf":
+        if can_render:
+            return f"{'response_type=pdf' if value == 'pdf' else key} needs js_render=true."
         return (
             f"{key} needs a gateway with a browser. `conveyor dev`, `scrape` and `gateway` render "
             "pages if Chromium is installed (apt install chromium, or pip install "
@@ -256,6 +259,11 @@ def _remedy(key: str, value: str) -> str:
             "a gateway elsewhere. Here, pages are fetched directly."
         )
     remote = "a gateway that can do this (CONVEYOR_GATEWAY_URL). Here, pages are fetched directly."
+    if key in PROXY_PARAMS or key == "session_id":
+        return (
+            f"{key} needs a gateway with such proxies: `conveyor gateway` takes a list of them "
+            "(CONVEYOR_GATEWAY_PROXIES), and CONVEYOR_GATEWAY_URL names the gateway."
+        )
     if key in EXTRACTING and value != "pdf":
         return f"{key} needs `pip install 'conveyor[gateway]'` where Conveyor runs, or {remote}"
     return f"{key} needs {remote}"

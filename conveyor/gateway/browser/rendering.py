@@ -35,7 +35,8 @@ from conveyor.gateway.page import Page, RenderReport
 QUIET_S = 0.1
 # After `load`. Pages that poll would never be quiet.
 SETTLE_S = 8.0
-WAIT_FOR_S = 60.0
+# Less than a caller waits for a page by default (60 s), so that he learns what was missing.
+WAIT_FOR_S = 45.0
 # A context that is not disposed of in this time belongs to a browser that hangs.
 DISPOSE_S = 5.0
 # XHR bodies that `json_response` may contain together.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,7 @@ from conveyor.domain.submit.scraper_params import (
     DIRECT_PARAMS,
     DIRECT_SUPPORT,
     EXTRACTING,
+    OWN_PARAMS,
     PARAMS,
     REMOTE_SUPPORT,
     RESPONSE_TYPES,
@@ -283,6 +285,24 @@ def test_without_its_packages_extraction_is_refused_with_what_to_install() -> No
 @pytest.mark.parametrize("value", ["false", "False", "0", ""])
 def test_a_parameter_that_is_off_needs_no_gateway(value: str) -> None:
     DIRECT_SUPPORT.check({"js_render": value, "premium_proxy": value})
+
+
+@pytest.mark.parametrize(
+    ("params", "remedy"),
+    [
+        ({"wait_for": "h1"}, "wait_for needs js_render=true."),
+        ({"response_type": "pdf"}, "response_type=pdf needs js_render=true."),
+        ({"premium_proxy": "true"}, "premium_proxy needs a gateway with such proxies"),
+        ({"session_id": "7"}, "session_id needs a gateway with such proxies"),
+    ],
+)
+def test_where_a_browser_is_at_hand_the_remedy_is_the_missing_parameter(
+    params: dict[str, str], remedy: str
+) -> None:
+    support = replace(DIRECT_SUPPORT, rendering=GatewaySupport(frozenset(OWN_PARAMS)))
+
+    with pytest.raises(InvalidParam, match=f"^{remedy}"):
+        support.check(params)
 
 
 def test_a_refused_parameter_is_named_with_the_remedy() -> None:
