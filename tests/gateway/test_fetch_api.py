@@ -113,10 +113,25 @@ def test_failures_have_the_codes_of_the_api(
         unused.bind(("127.0.0.1", 0))
         address = url.format(site=site.url, closed=unused.getsockname()[1])
 
-        answer = client.get(address, params=params)
+        answers = [
+            client.fetch(address, params=params),
+            _run(client.fetch_async(address, params=params)),
+        ]
 
-    assert (answer.status_code, answer.json()["code"]) == (status, code)
-    assert answer.headers["content-type"] == "application/problem+json"
+    for answer in answers:
+        assert (answer.status_code, answer.json()["code"]) == (status, code)
+        assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_the_clients_extraction_by_ai_is_refused_with_what_there_is_instead(
+    client: ZenRowsClient, site: LocalSite
+) -> None:
+    answers = [client.extract(f"{site.url}/"), _run(client.extract_async(f"{site.url}/"))]
+
+    for answer in answers:
+        assert (answer.status_code, answer.json()["code"]) == (400, "REQS004")
+        assert "css_extractor" in answer.json()["detail"]
+    assert site.requests == []
 
 
 def test_what_is_switched_off_asks_for_nothing(client: ZenRowsClient, site: LocalSite) -> None:

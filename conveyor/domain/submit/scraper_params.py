@@ -259,6 +259,11 @@ def _remedy(key: str, value: str, *, can_render: bool) -> str:
             "a gateway elsewhere. Here, pages are fetched directly."
         )
     remote = "a gateway that can do this (CONVEYOR_GATEWAY_URL). Here, pages are fetched directly."
+    if key == "extract":
+        return (
+            "extract needs the hosted service (CONVEYOR_GATEWAY_URL). css_extractor, autoparse and "
+            "outputs extract without it."
+        )
     if key in PROXY_PARAMS or key == "session_id":
         return (
             f"{key} needs a gateway with such proxies: `conveyor gateway` takes a list of them "

@@ -294,6 +294,7 @@ def test_a_parameter_that_is_off_needs_no_gateway(value: str) -> None:
         ({"response_type": "pdf"}, "response_type=pdf needs js_render=true."),
         ({"premium_proxy": "true"}, "premium_proxy needs a gateway with such proxies"),
         ({"session_id": "7"}, "session_id needs a gateway with such proxies"),
+        ({"extract": "auto"}, "extract needs the hosted service"),
     ],
 )
 def test_where_a_browser_is_at_hand_the_remedy_is_the_missing_parameter(
