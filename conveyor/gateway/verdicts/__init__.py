@@ -198,9 +198,11 @@ def _has_header(page: Page, headers: Mapping[str, str]) -> bool:
 
 
 def _source_holds(rule: Rule, facts: PageFacts) -> bool:
-    if rule.title and facts.title_parts.isdisjoint(rule.title):
+    """The conditions in the order of what they cost: what a page shows is short here, and its
+    source may be long."""
+    titles = facts.title_parts.intersection(rule.title)
+    if rule.title and not titles:
         return False
-    # Before the markers: most pages have more text than any rule allows, so most rules end here.
     bounds = (
         (rule.text_chars_max, len(facts.content.text)),
         (rule.fields_max, facts.content.field_count),
@@ -209,19 +211,19 @@ def _source_holds(rule: Rule, facts: PageFacts) -> bool:
     )
     if any(bound is not None and actual > bound for bound, actual in bounds):
         return False
-    for markers in (rule.markers, rule.also):
-        if markers and not any(marker in facts.source for marker in markers):
-            return False
+    if rule.words and not rule.words.issuperset(_WORD.findall(facts.content.text)):
+        return False
     # A heading that repeats the title says no more than the title does.
-    titles = facts.title_parts.intersection(rule.title)
     statement = _without(facts.content.text, titles)
     if rule.text and not any(text in statement for text in rule.text):
         return False
-    if rule.either:
-        source = _without(facts.source, titles)
-        if not any(text in statement or text in source for text in rule.either):
+    for markers in (rule.markers, rule.also):
+        if markers and not any(marker in facts.source for marker in markers):
             return False
-    return not rule.words or rule.words.issuperset(_WORD.findall(facts.content.text))
+    if not rule.either:
+        return True
+    source = _without(facts.source, titles)
+    return any(text in statement or text in source for text in rule.either)
 
 
 def _without(text: str, parts: Collection[str]) -> str:
