@@ -36,12 +36,14 @@ HOW_TO_INSTALL = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchService:
-    """The parts of the gateway. `children` run beside its server."""
+    """The parts of the gateway. `children` run beside its server. `why_no_browser` is what to do
+    about a missing one, and empty if there is one."""
 
     service: Service
     authenticator: Authenticator
     new_id: Callable[[], str]
     children: Sequence[Child]
+    why_no_browser: str
 
     def app(self, ready: Callable[[], bool]) -> FetchApp:
         return FetchApp(self.service, self.authenticator, new_id=self.new_id, is_ready=ready)
@@ -72,6 +74,8 @@ async def open_fetch_service(
     pool = HttpPool(policy, body_limits(settings), executor=executor)
     environ = program_environ()
     path = find_chromium(settings.gateway.chromium, environ)
+    if path is None and settings.gateway.chromium is not None:
+        raise BadSettings(f"CONVEYOR_CHROMIUM: there is no program {settings.gateway.chromium}")
     browsers = None
     if path is not None:
         browsers = BrowserPool(
@@ -111,4 +115,5 @@ async def open_fetch_service(
             ]
             if browsers is not None
             else [],
+            why_no_browser="" if browsers is not None else HOW_TO_INSTALL,
         )

@@ -20,7 +20,7 @@ from actors.demand_reporter import DemandReporter
 from actors.runtime import Child, Strategy, Supervisor
 from conveyor.api.server.server import GRACE_S, HttpServer
 from conveyor.bootstrap.body_memory import body_memory_mb
-from conveyor.bootstrap.gateway import open_fetch_service
+from conveyor.bootstrap.gateway import FetchService, open_fetch_service
 from conveyor.bootstrap.local_gateway import LocalGateway
 from conveyor.bootstrap.runtime import (
     SHARED_ENGINES,
@@ -311,7 +311,7 @@ async def _run_gateway(settings: Settings, inherit: int | None) -> None:
             make_app=world.app,
             host=settings.host,
             port=settings.port,
-            on_listening=_announce_gateway if inherit is None else lambda _: None,
+            on_listening=partial(_announce_gateway, world) if inherit is None else lambda _: None,
             head_limits=HEAD_LIMITS,
             listeners=[] if inherit is None else [_inherited(inherit)],
         )
@@ -333,7 +333,9 @@ async def _run_gateway(settings: Settings, inherit: int | None) -> None:
         await supervisor.run()
 
 
-def _announce_gateway(url: str) -> None:
+def _announce_gateway(world: FetchService, url: str) -> None:
+    if world.why_no_browser:
+        click.echo(f"Without a browser, js_render is refused: {world.why_no_browser}.", err=True)
     click.echo(f"The gateway is listening on {url}/v1/", err=True)
 
 

@@ -26,6 +26,7 @@ needs_chromium = pytest.mark.skipif(
 @dataclass
 class RunningGateway:
     url: str
+    notices: str = ""  # What it said before it listened.
 
     def get(self, url: str, **params: Any) -> httpx.Response:
         query = {"apikey": KEY, "url": url, **params}
@@ -46,11 +47,13 @@ def run_gateway(**environ: str) -> Iterator[RunningGateway]:
     )
     try:
         assert process.stderr is not None
+        notices = ""
         for line in process.stderr:
             if match := re.search(r"listening on (\S+)", line):
-                yield RunningGateway(match[1])
+                yield RunningGateway(match[1], notices)
                 return
-        raise AssertionError("the gateway did not start")
+            notices += line
+        raise AssertionError(f"the gateway did not start: {notices}")
     finally:
         process.terminate()
         assert process.stderr is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Coroutine, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -168,6 +169,28 @@ def test_keys_of_a_list_and_the_limit_of_calls(site: LocalSite) -> None:
 
     assert (refused.status_code, refused.json()["code"]) == (401, "AUTH002")
     assert second == (429, "AUTH006")
+
+
+def test_a_gateway_without_a_browser_says_so_and_fetches_plainly(
+    site: LocalSite, tmp_path: Path
+) -> None:
+    nowhere = {"PATH": str(tmp_path), "HOME": str(tmp_path), "PLAYWRIGHT_BROWSERS_PATH": ""}
+    with run_gateway(**nowhere) as plain:
+        fetched = plain.get(f"{site.url}/")
+        refused = plain.render(f"{site.url}/")
+
+    assert "apt install chromium" in plain.notices
+    assert fetched.status_code == 200
+    assert (refused.status_code, refused.json()["code"]) == (400, "REQS004")
+    assert "apt install chromium" in refused.json()["detail"]
+
+
+def test_a_browser_that_is_named_and_missing_is_an_error() -> None:
+    with (
+        pytest.raises(AssertionError, match="CONVEYOR_CHROMIUM: there is no program /no/such"),
+        run_gateway(CONVEYOR_CHROMIUM="/no/such"),
+    ):
+        pass
 
 
 def _run(scenario: Coroutine[Any, Any, T]) -> T:
