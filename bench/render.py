@@ -3,7 +3,8 @@
 
 Each arm renders the same page of a local shop, whose list a script fetches, each page in a fresh
 context. The CPU time is that of all processes of the arm, browsers included, from start to end: a
-subreaper waits for each of them. The site is another process.
+subreaper waits for each of them. The memory is the most that they had together, without what they
+share. The site is another process.
 
     python -m bench render --pages 60 --together 2
     python -m bench render --pages 1000 --arms gateway     memory and time by hundreds of pages
@@ -22,11 +23,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
@@ -98,7 +101,8 @@ def _run_arm(
         finally:
             sys.stdout.flush()
             os._exit(status)
-    statuses = {}
+    statuses, sizes = {}, [0]
+    threading.Thread(target=_sample_memory, args=(sizes,), daemon=True).start()
     while True:
         try:
             process_id, status = os.wait()
@@ -108,8 +112,35 @@ def _run_arm(
     seconds = time.monotonic() - began_at
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     cost_ms = (usage.ru_utime + usage.ru_stime) / pages * 1000
-    print(f"{arm:11} {pages * 60 / seconds:6.0f} pages/min, cpu/page {cost_ms:.0f} ms", flush=True)
+    rate, memory = f"{pages * 60 / seconds:6.0f} pages/min", f"{max(sizes) / 1e6:.0f} MB"
+    print(f"{arm:11} {rate}, cpu/page {cost_ms:.0f} ms, memory {memory}", flush=True)
     sys.exit(1 if statuses[child] else 0)
+
+
+def _sample_memory(sizes: list[int]) -> None:
+    while True:
+        sizes.append(_private_bytes_below(os.getpid()))
+        time.sleep(0.5)
+
+
+def _private_bytes_below(root: int) -> int:
+    """Returns the private resident bytes of all processes below this one."""
+    children: dict[int, list[int]] = {}
+    private: dict[int, int] = {}
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        with suppress(OSError, ValueError, IndexError):  # It has ended since.
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            _, resident, shared = (folder / "statm").read_text().split()[:3]
+            children.setdefault(parent, []).append(int(folder.name))
+            private[int(folder.name)] = (int(resident) - int(shared)) * 4096
+    below, found = [root], 0
+    while below:
+        ids = children.get(below.pop(), [])
+        found += sum(private[process_id] for process_id in ids)
+        below += ids
+    return found
 
 
 def _run_gateway(url: str, pages: int, together: int, kill_every: float | None = None) -> None:
