@@ -4,7 +4,9 @@ One local origin, the arms in turn, each alone in its own process: aiohttp on uv
 files, Conveyor end to end in one process and in two, and httpx on Trio. A shared machine changes
 its speed from one minute to the next, so a ratio is taken within a round, between neighbours, and
 the median of the rounds counts. With `--engine postgres` Conveyor runs on a PostgreSQL server of
-its own with durable commits, whose CPU is shown apart.
+its own with durable commits, whose CPU is shown apart. Two processes share the concurrency, and a
+machine of two cores is full with one. So that engine has a second comparison, of which nothing but
+the slots of a worker is the limit: a slow site, and a second process that brings as many slots.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from bench.svg_chart import Panel, draw, is_whole, place_of
 from bench.throughput_variants import Measured
 from tests.servers import DURABLE, a_postgres
 
+SLOW_S = 0.5
+SLOW_SHARE = 4  # Of the pages, as they take longer.
 HTTPX_SHARE = 20  # httpx is so much slower that a part of the list tells as much.
 NAMES = {
     "bare": "aiohttp + uvloop, nothing kept",
@@ -87,18 +91,35 @@ def _compare_on_postgres(count: int, concurrency: int, rounds_count: int) -> Non
         for _ in range(rounds_count):
             measured = {"bare": run_arm("bare", url, count, concurrency)}
             for name, arm in (("conveyor", "drain"), ("conveyor-2", "drain-2")):
-                with (
-                    a_postgres(DURABLE) as server,
-                    tempfile.TemporaryDirectory(dir=".", prefix=".bench-") as folder,
-                ):
-                    line = postgres_variants.run_arm(
-                        arm, str(count), folder, server.url, url, str(concurrency)
-                    )
-                    measured[name] = msgspec.json.decode(line, type=Measured)
-                    server_ms.append(server.cpu_s() / count * 1000)
+                measured[name], cpu_ms = _drain_on_postgres(arm, url, count, concurrency)
+                server_ms.append(cpu_ms)
             rounds.append(measured)
     show({arm: summarize(arm, rounds) for arm in EVERY_ROUND})
     print(f"CPU of the PostgreSQL server, with its start: {median(server_ms):.3f} ms a page")
+    _compare_slots(count // SLOW_SHARE, concurrency // 2)
+
+
+def _compare_slots(count: int, slots: int) -> None:
+    """Pages per second of one and of two processes with so many slots each, at a slow site."""
+    with an_origin(size_bytes=20_000, think_s=SLOW_S) as url:
+        one, two = (
+            _drain_on_postgres(arm, url, count * number, slots * number)[0]
+            for number, arm in ((1, "drain"), (2, "drain-2"))
+        )
+    print(
+        f"{slots} slots a process, pages of {SLOW_S} s: one process {one.pages_per_s:.0f} pages/s, "
+        f"two {two.pages_per_s:.0f}, {two.pages_per_s / one.pages_per_s:.2f}x"
+    )
+
+
+def _drain_on_postgres(arm: str, url: str, count: int, concurrency: int) -> tuple[Measured, float]:
+    """Runs an arm on a server of its own. Returns also the CPU of that server, in ms a page."""
+    with (
+        a_postgres(DURABLE) as server,
+        tempfile.TemporaryDirectory(dir=".", prefix=".bench-") as folder,
+    ):
+        line = postgres_variants.run_arm(arm, str(count), folder, server.url, url, str(concurrency))
+        return msgspec.json.decode(line, type=Measured), server.cpu_s() / count * 1000
 
 
 def summarize(arm: str, rounds: Sequence[Mapping[str, Measured]]) -> Summary:
