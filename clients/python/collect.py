@@ -29,9 +29,10 @@ def collect(repository: Path, target: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(_rename_imports(source.read_text(encoding="utf-8")), encoding="utf-8")
     package = target / PACKAGE
-    version = ast.parse((repository / "conveyor/__init__.py").read_text(encoding="utf-8"))
+    root = ast.parse((repository / "conveyor/__init__.py").read_text(encoding="utf-8"))
+    version = next(line for line in map(ast.unparse, root.body) if line.startswith("__version__"))
     with (package / "__init__.py").open("a", encoding="utf-8") as file:
-        file.write(f"\n{ast.unparse(version.body[-1])}\n")
+        file.write(f"\n{version}\n")
     (package / "py.typed").touch()
     (package / "internal/__init__.py").write_text('"""Modules that the server has too."""\n')
 

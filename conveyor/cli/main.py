@@ -79,7 +79,7 @@ class _Commands(click.Group):
 @click.version_option(__version__, prog_name="conveyor")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
-    """Conveyor: a durable inbox for scrape jobs."""
+    """Conveyor: a durable batch-scraping service."""
     if "--help" in sys.argv[1:]:
         return  # Nothing runs, and reading the settings would take most of the time.
     from conveyor.config import BadSettings, load_settings, protect_imports

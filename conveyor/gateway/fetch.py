@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import trio
 
+from conveyor import USER_AGENT
 from conveyor.domain import limits
 from conveyor.gateway.call import Call
 from conveyor.gateway.errors import failure_from
@@ -14,7 +15,6 @@ from conveyor.http_client.pool import HttpPool
 from conveyor.http_client.redirects import fetch_following, forwardable
 from conveyor.http_client.response_body import ACCEPT_ENCODING
 
-USER_AGENT = "conveyor/0.1"
 _REDIRECTS = range(300, 400)
 
 

@@ -25,7 +25,7 @@ from conveyor.schemas.problem_codes import PROBLEM_CODES
 from conveyor.schemas.responses import ProblemResponse
 
 _ABOUT = (
-    "A durable inbox for scrape jobs: post a list of URLs, watch the run, fetch every body. "
+    "A durable batch-scraping service: post a list of URLs, watch the run, fetch every body. "
     "A job is run one or more times; a run has one task per line of the list. "
     "Errors are problem details after RFC 9457."
 )

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 import trio
 
+from conveyor import USER_AGENT
 from conveyor.domain.budget import Price
 from conveyor.domain.model import FailureReason
 from conveyor.domain.submit.scraper_params import GatewaySupport, allowed_statuses
@@ -36,7 +37,6 @@ from conveyor.ports.gateway import (
     ScrapeRequest,
 )
 
-USER_AGENT = "conveyor/0.1"
 # A site cannot delay a retry for longer.
 RETRY_AFTER_S_MAX = 3600.0
 

@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 import msgspec
 
+from conveyor import USER_AGENT
 from conveyor.domain.export_record import Destination
 from conveyor.domain.submit.target import LOCATION_CHARS_MAX, BadUrl, Target, parse_url
 from conveyor.engines.aws_signature import Credentials, Scope, presign_query
-from conveyor.engines.http.direct import USER_AGENT
 from conveyor.http_client.errors import FetchFailed, OutOfResources, TimedOut
 from conveyor.http_client.exchange import Request, Upload
 from conveyor.http_client.pool import HttpPool

@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 import trio
 
+from conveyor import USER_AGENT
 from conveyor.domain import limits
 from conveyor.domain.model import Webhook
 from conveyor.domain.submit.target import BadUrl, Target, parse_url
 from conveyor.domain.webhook import RETRY_AFTER_S_MAX, signature_headers
-from conveyor.engines.http.direct import USER_AGENT
 from conveyor.engines.http.failure_mapping import parse_retry_after
 from conveyor.http_client.errors import FetchFailed, NameNotResolved, OutOfResources, TimedOut
 from conveyor.http_client.exchange import Request, Response

@@ -15,13 +15,14 @@ from urllib.parse import parse_qsl, urlencode
 
 import msgspec
 
+from conveyor import USER_AGENT
 from conveyor.domain.budget import Price, micros_from, price_of
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.model import FailureReason, RunFailure
 from conveyor.domain.submit.conditions import CONDITIONS, find_unmet
 from conveyor.domain.submit.scraper_params import allowed_statuses
 from conveyor.domain.submit.target import Target, parse_url
-from conveyor.engines.http.direct import RETRY_AFTER_S_MAX, USER_AGENT
+from conveyor.engines.http.direct import RETRY_AFTER_S_MAX
 from conveyor.engines.http.failure_mapping import (
     defer,
     not_scraped,
