@@ -186,9 +186,9 @@ def wait_until_gone(is_empty: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def a_server(folder: Path, engine: Mapping[str, str]) -> Iterator[tuple[str, int]]:
+def a_server(folder: Path, engine: Mapping[str, str] | None = None) -> Iterator[tuple[str, int]]:
     log = folder / "server.log"
-    environ = {**engine, "CONVEYOR_DATA_DIR": str(folder / "data"), "CONVEYOR_PORT": "0"}
+    environ = {**(engine or {}), "CONVEYOR_DATA_DIR": str(folder / "data"), "CONVEYOR_PORT": "0"}
     with log.open("wb") as stderr:
         process = subprocess.Popen(
             [sys.executable, "-m", "conveyor.cli.main", "dev"],
