@@ -70,7 +70,7 @@ def progress(console: Console, title: str, total: int) -> Iterator[Report]:
         MofNCompleteColumn(),
         RateColumn(),
         TextColumn("[red]{task.fields[failed]}"),
-        TextColumn("[yellow]{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", style="yellow", markup=False),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
@@ -93,7 +93,7 @@ def _plain(console: Console, title: str) -> Report:
         share = completed / total if total else 1.0
         cause = note.partition(";")[0]
         if cause and cause != noted:
-            console.print(f"{title}: {note}")
+            console.print(f"{title}: {note}", markup=False)
         noted = cause or noted
         if share - printed_share >= PLAIN_STEP or (share == 1.0 and printed_share < 1.0):
             printed_share = share

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 import msgspec
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.tree import Tree
 
@@ -74,7 +75,7 @@ def _show(snapshot: Snapshot, console: Console) -> None:
         f"{snapshot.inflight:,} of {snapshot.capacity:,} in flight",
         highlight=False,
     )
-    console.print(_tree(snapshot))
+    console.print(make_tree(snapshot))
     if snapshot.runs:
         console.print(_runs(snapshot.runs))
 
@@ -109,7 +110,7 @@ def _show_fleet(fleet: Fleet, console: Console) -> None:
         console.print(_runs(fleet.runs))
 
 
-def _tree(snapshot: Snapshot) -> Tree:
+def make_tree(snapshot: Snapshot) -> Tree:
     progress = {line.run_id: line for line in snapshot.runs}
     root = Tree(_label(snapshot.tree, progress))
     _grow(root, snapshot.tree, progress)
@@ -123,9 +124,9 @@ def _grow(branch: Tree, node: Node, progress: dict[str, RunLine]) -> None:
 
 def _label(node: Node, progress: dict[str, RunLine]) -> str:
     style = _STYLES.get(node.state, "dim")
-    words = [f"[bold]{node.name}[/bold]", f"[{style}]{node.state}[/{style}]"]
+    words = [f"[bold]{escape(node.name)}[/bold]", f"[{style}]{node.state}[/{style}]"]
     if node.uptime_s is not None:
-        words.append(f"up {node.uptime_s:,.0f} s")
+        words.append(f"up {span(node.uptime_s)}")
     if node.restarts:
         words.append(f"[yellow]{node.restarts} restarts[/yellow]")
     if node.mailbox_capacity is not None:
@@ -133,7 +134,7 @@ def _label(node: Node, progress: dict[str, RunLine]) -> str:
     if (line := progress.get(node.name)) is not None:
         words.append(f"{line.completed:,} of {line.total:,} done")
     if node.last_error is not None:
-        words.append(f"[red]{node.last_error}[/red]")
+        words.append(f"[red]{escape(node.last_error)}[/red]")
     return "  ".join(words)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import subprocess
@@ -11,8 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from actors.runtime import Node
 from conveyor.cli.demo import Site, is_missing
+from conveyor.cli.ps import make_tree
+from conveyor.process_status import Snapshot
 from tests.cli.program import Program, finish, wait_until
 
 pytestmark = pytest.mark.slow
@@ -28,6 +33,30 @@ def test_ps_says_that_nobody_is_there(program: Program) -> None:
     assert ended.code == 2
     assert "Nothing is running on .conveyor" in ended.err
     assert "conveyor dev" in ended.err
+
+
+def test_an_error_with_brackets_is_shown_as_it_is() -> None:
+    error = "ValueError: [/etc/hosts] is [not] a list"
+    root = Node(
+        name="service",
+        kind="process",
+        state="failed",
+        restarts=3,
+        mailbox_depth=None,
+        mailbox_capacity=None,
+        uptime_s=90_000.0,
+        last_error=error,
+        children=(),
+    )
+    snapshot = Snapshot(pid=1, role="dev", version="1", inflight=0, capacity=1, tree=root, runs=[])
+    console = Console(width=120, file=io.StringIO())
+
+    console.print(make_tree(snapshot))
+
+    screen = console.file.getvalue()  # type: ignore[attr-defined]
+    assert error in screen
+    assert "up 25.0 h" in screen
+    assert "3 restarts" in screen
 
 
 def test_ps_shows_a_running_scrape(program: Program, site: Site) -> None:
