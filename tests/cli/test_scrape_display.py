@@ -45,6 +45,8 @@ def test_every_line_fits_its_terminal(width: int) -> None:
 
     assert max(map(len, lines)) <= width
     assert lines[0].startswith("4,321 of 10,000   43%")
+    assert lines[1].startswith("1,234 pages/s  5 s left")
+    assert lines[1].split("  ")[-1] in {"200 in flight", "0 s"}
     assert lines[2] == "12 failed: 8 target_404, 4 timeout"
     assert lines[-1].startswith("3 pages hang, the oldest for 45 s: https://slow.example/")
 

@@ -137,12 +137,14 @@ def render(seen: Seen, width: int) -> list[str]:
     filled = round(share * room)
     bar = f"{CYAN}{'━' * filled}{DIM}{'─' * (room - filled)}{PLAIN}"
     lines = [f"{BOLD}{head}{PLAIN}{bar}"]
-    # The last ones are cut on a narrow terminal.
+    # The last ones give way on a narrow terminal.
     facts = [pace(seen.rate)]
     if seen.left_s is not None and seen.done < seen.total:
         facts.append(f"{span(seen.left_s)} left")
     facts += [size(seen.size_bytes), f"{size(seen.bytes_rate)}/s"]
     facts += [f"{seen.inflight:,} in flight", span(seen.elapsed_s)]
+    while len("  ".join(facts)) > width and len(facts) > 1:
+        facts.pop()
     lines.append(_fit("  ".join(facts), width))
     if seen.failed:
         reasons = ", ".join(f"{count:,} {error}" for error, count in seen.failures)
