@@ -241,6 +241,7 @@ def test_every_deployment_is_compared(tmp_path: Path) -> None:
     assert _environs(tmp_path).keys() == DIFFERENCES.keys()
 
 
+@pytest.mark.slow
 def test_the_template_offers_every_setting_or_leaves_it_out_for_a_reason() -> None:
     settings = set(re.findall(r"^\| `(CONVEYOR_\w+)` \|", tables.settings(), re.MULTILINE))
     of_other_roles = {name for name in settings if "_GATEWAY_" in name or "_QUOTA_" in name}

@@ -89,6 +89,23 @@ def test_long_lists_uploads_and_deletes(stage: Stage, url: str, site: Site) -> N
     assert (stopped.status_code, deleted.status_code) == (200, 202)
 
 
+def test_a_page_is_extracted(stage: Stage, url: str, site: Site) -> None:
+    job = {
+        "tasks": [{"url": site.urls(1)[0]}],
+        "zenrows_params": {"css_extractor": json.dumps({"title": "h1"})},
+    }
+    with httpx.Client(base_url=url, headers={"X-API-Key": stage.key}, timeout=60) as client:
+        job_id = client.post("/v1/jobs", json=job).raise_for_status().json()["job_id"]
+        until(
+            "the page to be extracted",
+            lambda: client.get(f"/v1/jobs/{job_id}").json()["latest_run"]["terminal"],
+        )
+        (result,) = client.get(f"/v1/jobs/{job_id}/results").json()["results"]
+        content = client.get(f"/v1/jobs/{job_id}/tasks/{result['task_id']}/content")
+
+    assert content.json() == {"title": "Page 0"}
+
+
 def test_ps_lists_the_workers(stage: Stage, url: str) -> None:
     ended = stage.run("api", "ps", "--json")
 
