@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,6 +31,7 @@ import msgspec
 import trio
 
 from bench.ingest_variants import send
+from bench.postgres_growth import REPORTED_S
 from bench.postgres_variants import environ_for
 from tests.postgres import execute
 from tests.servers import DURABLE, a_postgres
@@ -58,7 +60,7 @@ def measure(engine: OpenEngine, count: int) -> dict[str, float]:
     folder = Path(tempfile.mkdtemp(dir=".", prefix=".bench-"))
     try:
         with engine(folder) as data, a_server(folder, data.environ) as (url, pid):
-            figures = go_through(url, count, data.is_empty)
+            figures = go_through(url, count, data)
             return figures | {"rss_mb": peak_rss_mb(pid)}
     finally:
         shutil.rmtree(folder)
@@ -69,23 +71,28 @@ def show(figures: Mapping[str, Mapping[str, float]]) -> None:
     print(f"{'':22}" + "".join(f"{name:>12}" for name in figures))
     for name, value in figures[base].items():
         values = [figures[other][name] for other in others]
-        # A figure of almost nothing has no ratio.
-        ratios = "".join(f"{other / max(value, 1e-9):>11.2f}x" for other in values)
-        print(f"{name:22}{value:>12,.2f}" + "".join(f"{v:>12,.2f}" for v in values) + ratios)
+        ratios = "".join(f"{other / value:>11.2f}x" for other in values if value > 0)
+        print(f"{name:22}" + "".join(f"{v:>12,.2f}" for v in (value, *values)) + ratios)
 
 
 @dataclass(frozen=True)
 class Data:
-    """Where a server keeps its rows. `is_empty` returns whether nothing is left of any job."""
+    """Where a server keeps its rows. `is_empty` returns whether nothing is left of any job, and
+    `rows_read` how many tasks the database has read so far, if it counts them."""
 
     environ: Mapping[str, str]
     is_empty: Callable[[], bool]
+    rows_read: Callable[[], float] = lambda: nan
 
 
 OpenEngine = Callable[[Path], AbstractContextManager[Data]]
 _LEFT = "SELECT " + " OR ".join(
     f"EXISTS (SELECT 1 FROM {table})" for table in ("tasks", "messages", "stats", "runs")
 )
+_READ = """
+SELECT sum(coalesce(idx_tup_fetch, 0) + coalesce(seq_tup_read, 0))::bigint
+FROM pg_stat_user_tables WHERE relname ~ '^tasks(_|$)' AND relname <> 'task_tables'
+"""
 
 
 @contextmanager
@@ -106,13 +113,18 @@ def postgres(folder: Path) -> Iterator[Data]:
             ((is_left,),) = trio.run(execute, server.url, _LEFT)
             return not is_left
 
-        yield Data(environ_for(server.url, folder, CONCURRENCY), is_empty)
+        def rows_read() -> float:
+            time.sleep(REPORTED_S)
+            ((count,),) = trio.run(execute, server.url, _READ)
+            return float(str(count))
+
+        yield Data(environ_for(server.url, folder, CONCURRENCY), is_empty, rows_read)
 
 
 ENGINES: Mapping[str, OpenEngine] = {"embedded": embedded, "postgres": postgres}
 
 
-def go_through(url: str, count: int, is_empty: Callable[[], bool]) -> dict[str, float]:
+def go_through(url: str, count: int, data: Data) -> dict[str, float]:
     figures: dict[str, float] = {"tasks": count}
     sent = send(url, count)
     figures |= {"send_s": sent.send_s, "accept_s": sent.accept_s}
@@ -126,13 +138,15 @@ def go_through(url: str, count: int, is_empty: Callable[[], bool]) -> dict[str, 
         figures["status_ms_most"] = max(looks) * 1000
         figures["status_after_ms"] = median_ms_of(lambda: client.get(job).raise_for_status())
         indexes: list[int] = []
+        rows_read = data.rows_read()
         figures["pages_s"] = seconds_of(lambda: indexes.extend(all_rows(client, job)))
         assert sorted(indexes) == list(range(count)), "not every row exactly once"
+        figures["read_per_row"] = (data.rows_read() - rows_read) / count
         figures["rare_page_ms"] = median_ms_of(lambda: a_page(client, job, status="successful"))
         figures["stop_s"] = seconds_of(lambda: client.post(f"{job}/stop").raise_for_status())
         figures["delete_s"] = seconds_of(lambda: client.delete(job).raise_for_status())
         assert client.get(job).status_code == 404
-        figures["scrubbed_s"] = seconds_of(lambda: wait_until_gone(is_empty))
+        figures["scrubbed_s"] = seconds_of(lambda: wait_until_gone(data.is_empty))
     return figures
 
 
