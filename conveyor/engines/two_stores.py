@@ -163,7 +163,7 @@ class SplitStore:
             await self._records.commit([two_stores.forget(parts.crossing)])
         except Unavailable as error:
             # A later attempt to finish it writes nothing more.
-            log.info("a finished change is left to be forgotten", extra={"cause": str(error)})
+            log.info("finished change not removed", extra={"cause": str(error)})
         await self._run_effects(change)
         written = dict(zip((write.key for write in parts.first.writes), first.rows, strict=True))
         if isinstance(verdict, Applied):

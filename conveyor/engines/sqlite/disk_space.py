@@ -179,7 +179,7 @@ def rewrite_once(connection: Connection, space: Space) -> None:
     # VACUUM writes the copy to a temporary file, then to the log, then into the database. So it
     # needs twice the size of the file.
     if is_worthwhile and size_bytes <= _REWRITE_BYTES_MAX and space.has_room(2 * size_bytes):
-        log.warning("the database is rewritten to give room back", extra={"bytes": size_bytes})
+        log.warning("the database is rewritten to free space", extra={"bytes": size_bytes})
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         connection.execute("VACUUM")
 

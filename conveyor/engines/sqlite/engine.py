@@ -329,7 +329,7 @@ def take_from_others(path: Path) -> None:
         os.chmod(path, mode & ~_OTHERS)
     except PermissionError as error:
         log.warning(
-            "others may enter the data directory: it belongs to another user",
+            "the data directory belongs to another user, who can open it",
             extra={"path": str(path), "cause": error.strerror},
         )
 
