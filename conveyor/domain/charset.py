@@ -39,8 +39,8 @@ def find_charset(body: bytes, content_type: str) -> str | None:
 
 def _find_name(text: str) -> str | None:
     # The pattern takes three microseconds to find nothing in the declaration of a page.
-    found = _CHARSET.search(text) if "charset" in text.lower() else None
-    return None if found is None else found[1].lower()
+    match = _CHARSET.search(text) if "charset" in text.lower() else None
+    return None if match is None else match[1].lower()
 
 
 def _codec_of(name: str) -> str | None:

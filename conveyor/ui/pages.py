@@ -25,8 +25,9 @@ from conveyor.schemas.views import instant
 from conveyor.ui.chart import Chart, make_chart, seconds_of
 from conveyor.ui.client import LocalClient
 from conveyor.ui.render import PREVIEW_HEADERS
-from conveyor.ui.system import disk, engine_calls, tree_lines, workers
+from conveyor.ui.system import disk, engine_calls, tree_lines
 from conveyor.ui.visit import Page, Redirect, Visit
+from conveyor.usecases.run.run_progress import live_workers
 
 # The start of a body that the preview shows. A browser lays out a longer page for seconds.
 PREVIEW_BYTES_MAX = 512 * 1024
@@ -66,7 +67,7 @@ async def overview(visit: Visit) -> Page:
     charted_jobs = [*live, *recent]
     hours = _hours_for(visit, charted_jobs)
     chart = await _chart_of_last_hours(visit, charted_jobs, hours)
-    staff = await workers(visit.env)
+    staff = await live_workers(visit.env)
     values = {
         "live": live,
         "recent": [job for job in recent if job.latest_run is None or job.latest_run.terminal],
@@ -494,7 +495,7 @@ async def system(visit: Visit) -> Page:
     if visit.viewer.principal is not None:
         usage = (await visit.own().get("listQuotas")).quotas
     values: dict[str, Any] = {
-        "workers": await workers(visit.env),
+        "workers": await live_workers(visit.env),
         "quotas": usage,
         "tree": None,
         "engine": None,

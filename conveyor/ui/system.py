@@ -6,15 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 from prometheus_client import CollectorRegistry
 
 from actors.runtime import Node
-from conveyor.domain.run.wait_reason import WorkerReport
-from conveyor.usecases.context import Context
-from conveyor.usecases.run.run_progress import WORKERS
 
-_PRESENCE = msgspec.json.Decoder(WorkerReport)
 _ENGINE = "conveyor_engine_"
 
 
@@ -38,10 +33,6 @@ def tree_lines(node: Node, depth: int = 0) -> Iterator[TreeLine]:
     yield TreeLine(depth, node)
     for child in node.children:
         yield from tree_lines(child, depth + 1)
-
-
-async def workers(env: Context) -> list[WorkerReport]:
-    return [_PRESENCE.decode(text) for text in await env.coordinator.list_status(WORKERS)]
 
 
 def disk(registry: CollectorRegistry) -> dict[str, float] | None:

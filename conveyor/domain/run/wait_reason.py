@@ -94,7 +94,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     totals: Totals
     inflight: int
     cap: int
-    sightings: tuple[RunReport, ...] = ()
+    reports: tuple[RunReport, ...] = ()
     workers: tuple[WorkerReport, ...] = ()
 
     @property
@@ -113,7 +113,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def rate_per_s(self) -> float:
         """Tasks that ended per second lately, over all processes."""
-        return sum(report.rate for report in self.sightings)
+        return sum(report.rate for report in self.reports)
 
 
 class Waiting(msgspec.Struct, frozen=True):
@@ -132,15 +132,15 @@ def explain(facts: RunFacts) -> Waiting | None:
     reason = _cause(facts)
     if reason is None:
         return None
-    since = [seen.since for seen in facts.sightings if seen.reason is reason and seen.since]
-    details = [seen.detail for seen in facts.sightings if seen.reason is reason and seen.detail]
+    since = [seen.since for seen in facts.reports if seen.reason is reason and seen.since]
+    details = [seen.detail for seen in facts.reports if seen.reason is reason and seen.detail]
     detail = details[0] if details else _detail(facts, reason)
     return Waiting(reason, detail, min(since, default=None))
 
 
 def _cause(facts: RunFacts) -> WaitReason | None:
     """Returns the first cause that would block the run even if all later ones were removed."""
-    seen = {report.reason for report in facts.sightings}
+    seen = {report.reason for report in facts.reports}
     if facts.run.pause_state is PauseState.PAUSED:
         return WaitReason.PAUSED
     for outage in OUTAGES:
@@ -190,7 +190,7 @@ def eta_s(facts: RunFacts) -> float | None:
     """Seconds until the remaining tasks are done at the recent rate; None if unknown."""
     rate = facts.rate_per_s
     # What stops the whole run: the recent rate only fades.
-    if any(report.reason in (*OUTAGES, WaitReason.BUDGET) for report in facts.sightings):
+    if any(report.reason in (*OUTAGES, WaitReason.BUDGET) for report in facts.reports):
         return None
     if (
         not accepts_settles(facts.run)

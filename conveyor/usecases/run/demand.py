@@ -20,10 +20,10 @@ import msgspec
 
 from conveyor.domain.changes import JobKey
 from conveyor.domain.model import PauseState, Run
-from conveyor.domain.run.wait_reason import RunReport, WaitReason
+from conveyor.domain.run.wait_reason import WaitReason
 from conveyor.ports.queue import Depth
 from conveyor.usecases.context import Context
-from conveyor.usecases.run.run_progress import live_workers
+from conveyor.usecases.run.run_progress import live_workers, load_run_reports
 
 # The status subject of the latest sum. A sweep of thousands of runs takes minutes, so the text
 # lives for longer than a few sweeps.
@@ -37,7 +37,6 @@ _OTHER_LIMITS = frozenset(WaitReason) - {
     WaitReason.NO_WORKERS,
     WaitReason.INGEST,
 }
-_REPORT = msgspec.json.Decoder(RunReport)
 # Target tracking needs three minutes to scale out, and a worker one to start. Work that the present
 # workers finish in about that time needs no more of them.
 HORIZON_S = 300.0
@@ -93,7 +92,7 @@ async def of_run(env: Context, run: Run, depth: Depth) -> RunDemand:
         return RunDemand(0)
     messages = depth.visible + depth.hidden
     slots = min(messages, job.max_inflight)
-    reports = [_REPORT.decode(text) for text in await env.coordinator.list_status(run.run_id)]
+    reports = await load_run_reports(env, run.run_id)
     rate = sum(report.rate for report in reports)
     is_held = any(report.reason in _OTHER_LIMITS for report in reports)
     if not is_held and not rate:

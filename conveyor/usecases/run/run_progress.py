@@ -53,8 +53,8 @@ async def load_progress(env: Context, run: Run, totals: Totals) -> RunProgress:
     try:
         inflight = await env.coordinator.count(run.run_id)
         job = await env.store.read(JobKey(run.job_id))
-        sightings = await env.coordinator.list_status(run.run_id)
-        workers = await env.coordinator.list_status(WORKERS)
+        reports = await load_run_reports(env, run.run_id)
+        workers = await live_workers(env)
     except Unavailable:
         return RunProgress()
     facts = RunFacts(
@@ -63,8 +63,8 @@ async def load_progress(env: Context, run: Run, totals: Totals) -> RunProgress:
         inflight=inflight,
         # The job may have been deleted between the two reads.
         cap=limits.MAX_INFLIGHT if job is None else job.max_inflight,
-        sightings=tuple(map(_RUN_REPORT.decode, sightings)),
-        workers=tuple(map(_PRESENCE.decode, workers)),
+        reports=tuple(reports),
+        workers=tuple(workers),
     )
     return RunProgress(
         inflight, wait_reason.explain(facts), wait_reason.eta_s(facts), facts.rate_per_s
@@ -89,7 +89,7 @@ async def longest_fetches(env: Context, run: Run) -> list[Task]:
         )
         tasks = (await env.store.page_tasks(query, read_max=env.config.rows_read_max)).tasks
     else:
-        reports = map(_RUN_REPORT.decode, await env.coordinator.list_status(run.run_id))
+        reports = await load_run_reports(env, run.run_id)
         oldest = sorted(
             (fetch.started_at, fetch.task_id) for seen in reports for fetch in seen.oldest
         )
@@ -110,9 +110,9 @@ async def publish_presence(env: Context, presence: WorkerReport) -> None:
     await env.coordinator.put_status(env.process_id, marks, ttl_s=limits.PRESENCE_TTL_S)
 
 
-async def publish_reports(env: Context, sightings: Mapping[RunId, RunReport]) -> None:
+async def publish_reports(env: Context, reports: Mapping[RunId, RunReport]) -> None:
     """Publishes what this process knows about its runs."""
-    marks: dict[str, str] = {run_id: _encode(report) for run_id, report in sightings.items()}
+    marks: dict[str, str] = {run_id: _encode(report) for run_id, report in reports.items()}
     await env.coordinator.put_status(env.process_id, marks, ttl_s=limits.STATUS_TTL_S)
 
 
@@ -143,6 +143,11 @@ def _encode(value: msgspec.Struct) -> str:
 
 # Overview: the workers and the live runs, for operators
 # (docs/operations.md, Endpoints for operators).
+
+
+async def load_run_reports(env: Context, run_id: RunId) -> list[RunReport]:
+    """Returns what the workers report on a run. Raises Unavailable."""
+    return [_RUN_REPORT.decode(text) for text in await env.coordinator.list_status(run_id)]
 
 
 async def live_workers(env: Context) -> list[WorkerReport]:

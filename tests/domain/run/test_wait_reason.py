@@ -41,30 +41,30 @@ PAUSED = {"pause_state": PauseState.PAUSED}
 CAUSES = [
     (facts(run=PAUSED, workers=()), WaitReason.PAUSED),
     (facts(run={"open_batches": 1}, totals=Totals(), workers=()), WaitReason.INGEST),
-    (facts(sightings=seen(WaitReason.BUDGET), inflight=4), WaitReason.BUDGET),
+    (facts(reports=seen(WaitReason.BUDGET), inflight=4), WaitReason.BUDGET),
     (facts(workers=()), WaitReason.NO_WORKERS),
-    (facts(sightings=seen(WaitReason.STORAGE), inflight=4), WaitReason.STORAGE),
-    (facts(sightings=seen(WaitReason.RESOURCES), inflight=4), WaitReason.RESOURCES),
+    (facts(reports=seen(WaitReason.STORAGE), inflight=4), WaitReason.STORAGE),
+    (facts(reports=seen(WaitReason.RESOURCES), inflight=4), WaitReason.RESOURCES),
     (
         facts(
             totals=Totals(admitted=10, done=7, retrying=3),
-            sightings=seen(WaitReason.GATEWAY_UNAVAILABLE),
+            reports=seen(WaitReason.GATEWAY_UNAVAILABLE),
         ),
         WaitReason.GATEWAY_UNAVAILABLE,
     ),
-    (facts(inflight=4, sightings=seen(WaitReason.GATEWAY_LIMIT)), WaitReason.JOB_CAP),
-    (facts(inflight=3, sightings=seen(WaitReason.GATEWAY_LIMIT)), WaitReason.GATEWAY_LIMIT),
-    (facts(inflight=4, sightings=seen(WaitReason.HOST_CAP)), WaitReason.JOB_CAP),
-    (facts(sightings=seen(WaitReason.HOST_CAP)), WaitReason.HOST_CAP),
+    (facts(inflight=4, reports=seen(WaitReason.GATEWAY_LIMIT)), WaitReason.JOB_CAP),
+    (facts(inflight=3, reports=seen(WaitReason.GATEWAY_LIMIT)), WaitReason.GATEWAY_LIMIT),
+    (facts(inflight=4, reports=seen(WaitReason.HOST_CAP)), WaitReason.JOB_CAP),
+    (facts(reports=seen(WaitReason.HOST_CAP)), WaitReason.HOST_CAP),
     (facts(totals=Totals(admitted=10, done=7, retrying=3)), WaitReason.RETRY_BACKOFF),
     (
         facts(
             totals=Totals(admitted=10, done=7, retrying=3),
-            sightings=seen(WaitReason.RATE_LIMITED),
+            reports=seen(WaitReason.RATE_LIMITED),
         ),
         WaitReason.RATE_LIMITED,
     ),
-    (facts(sightings=seen(WaitReason.WORKERS_BUSY), inflight=1), WaitReason.WORKERS_BUSY),
+    (facts(reports=seen(WaitReason.WORKERS_BUSY), inflight=1), WaitReason.WORKERS_BUSY),
 ]
 
 
@@ -89,8 +89,8 @@ def test_every_cause_can_be_told() -> None:
         facts(totals=Totals(admitted=10, done=10)),
         facts(run={"status": RunStatus.STOPPED, **PAUSED}),
         facts(run={"stop_requested_at": T0, **PAUSED}),
-        facts(sightings=seen(WaitReason.RETRY_BACKOFF)),
-        facts(sightings=seen(WaitReason.RATE_LIMITED), totals=Totals(admitted=10, retrying=2)),
+        facts(reports=seen(WaitReason.RETRY_BACKOFF)),
+        facts(reports=seen(WaitReason.RATE_LIMITED), totals=Totals(admitted=10, retrying=2)),
     ],
     ids=["moving", "all in flight", "done", "over", "stopping", "others ready", "some ready"],
 )
@@ -102,7 +102,7 @@ def test_a_cause_holds_since_whoever_saw_it_first() -> None:
     explanation = explain(
         facts(
             inflight=4,
-            sightings=(
+            reports=(
                 *seen(WaitReason.JOB_CAP, T0 + 5),
                 *seen(WaitReason.JOB_CAP, T0 + 2),
                 *seen(WaitReason.WORKERS_BUSY, T0),
@@ -117,17 +117,17 @@ def test_a_cause_holds_since_whoever_saw_it_first() -> None:
 def test_the_time_left_follows_from_what_ended_lately_everywhere() -> None:
     rates = (RunReport(rate=0.5), RunReport(rate=1.5))
 
-    assert eta_s(facts(sightings=rates, totals=Totals(admitted=10, done=4))) == 3.0
+    assert eta_s(facts(reports=rates, totals=Totals(admitted=10, done=4))) == 3.0
 
 
 @pytest.mark.parametrize(
     "known",
     [
         facts(),
-        facts(sightings=(RunReport(rate=0.0),)),
-        facts(sightings=(RunReport(rate=2.0),), run=PAUSED),
-        facts(sightings=(RunReport(rate=2.0),), run={"status": RunStatus.COMPLETED}),
-        facts(sightings=(RunReport(rate=2.0),), totals=Totals(admitted=10, done=10)),
+        facts(reports=(RunReport(rate=0.0),)),
+        facts(reports=(RunReport(rate=2.0),), run=PAUSED),
+        facts(reports=(RunReport(rate=2.0),), run={"status": RunStatus.COMPLETED}),
+        facts(reports=(RunReport(rate=2.0),), totals=Totals(admitted=10, done=10)),
     ],
     ids=["unseen", "standing still", "paused", "over", "nothing left"],
 )
@@ -137,7 +137,7 @@ def test_a_time_that_nobody_can_know_is_not_told(known: RunFacts) -> None:
 
 def test_slots_that_are_kept_for_others_do_not_count_as_usable() -> None:
     worker = WorkerReport(capacity=300, inflight=200, usable=200)
-    waiting = explain(facts(sightings=seen(WaitReason.WORKERS_BUSY), workers=(worker,)))
+    waiting = explain(facts(reports=seen(WaitReason.WORKERS_BUSY), workers=(worker,)))
 
     assert waiting is not None
     assert waiting.detail == "other runs use 200 of 200 slots"
@@ -151,4 +151,4 @@ def test_a_worker_of_an_earlier_release_reports_all_its_slots() -> None:
 def test_a_run_without_a_budget_left_has_no_estimated_end() -> None:
     report = RunReport(WaitReason.BUDGET, T0, rate=0.01)
 
-    assert eta_s(facts(sightings=(report,))) is None
+    assert eta_s(facts(reports=(report,))) is None
