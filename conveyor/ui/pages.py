@@ -46,6 +46,11 @@ _UNSAMPLED_S = 120.0
 # Failed tasks that are read to count them by host, and the hosts that are shown.
 _FAILED_READ_MAX = 500
 _HOSTS_SHOWN = 6
+# Events that are read at a time, and how often, to find those of one run.
+_EVENTS_READ = 500
+_EVENT_PAGES_MAX = 10
+# Events are numbered after they happened, and the clocks of processes differ.
+_SKEW_S = 60.0
 # Jobs of a caller whose stored pages are summed up for the System page.
 _STORED_JOBS_READ = 50
 _ULID = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}\Z")
@@ -386,14 +391,28 @@ async def timeline(visit: Visit) -> Page:
     """What happened to this run, from the caller's event log, newest first."""
     client, values = await load_run(visit)
     run_id, run_events = visit.ids["run_id"], []
-    after = "0"
-    for _ in range(10):
-        page = await client.get("listEvents", after=after, limit="500")
+    after = await _position_before(client, seconds_of(values["run"].created_at) - _SKEW_S)
+    for _ in range(_EVENT_PAGES_MAX):
+        page = await client.get("listEvents", after=after, limit=str(_EVENTS_READ))
         run_events += [event for event in page.events if event.data.get("run_id") == run_id]
-        if len(page.events) < 500:
+        if len(page.events) < _EVENTS_READ:
             break
         after = page.last_id
     return Page("timeline.html", {**values, "events": run_events[::-1]})
+
+
+async def _position_before(client: LocalClient, at: float) -> str:
+    """A position in the event log that all events since `at` follow, found by halving: reading a
+    long log from its beginning would not come to the latest runs."""
+    low, high = 0, int((await client.get("listEvents", after="latest")).last_id)
+    while high - low > _EVENTS_READ:
+        middle = (low + high) // 2
+        page = await client.get("listEvents", after=str(middle), limit="1")
+        if page.events and seconds_of(page.events[0].occurred_at) >= at:
+            high = middle
+        else:
+            low = middle
+    return str(low)
 
 
 async def task(visit: Visit) -> Page:

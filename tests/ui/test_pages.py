@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from conveyor.domain import event_log
+from conveyor.domain.changes import Change
 from conveyor.domain.crawl_record import CrawlEnd
+from conveyor.domain.ids import EventId
 from conveyor.domain.model import EventType, FailureReason
 from conveyor.domain.run.wait_reason import WaitReason
 from conveyor.ui.words import CRAWL_ENDS, EVENTS, FAILURES, REMEDIES, WAITS
@@ -563,6 +566,28 @@ async def test_a_crawl_is_named_and_shown_with_its_limits(world: World, anna: Br
 @pytest.mark.parametrize("reason", CrawlEnd)
 def test_every_end_of_a_crawl_has_words(reason: CrawlEnd) -> None:
     assert CRAWL_ENDS[reason].endswith(".")
+
+
+async def test_the_timeline_of_a_late_run_is_found_in_a_long_log(
+    world: World, anna: Browser
+) -> None:
+    earlier = await a_run_with_both_ends(world)
+    run = await world.run(earlier["job_id"], earlier["latest_run"]["run_id"])
+    for _ in range(130):
+        world.clock.advance(60)
+        pauses = [
+            event_log.of_run(
+                run, EventType.RUN_PAUSED, now=world.env.now(), identity=EventId(world.env.new_id())
+            )
+            for _ in range(40)
+        ]
+        await world.env.commit_with_events(Change(tuple(pauses)))
+    late = await an_ended_run(world)
+
+    page = await anna.open(f"{base_of(late)}/timeline")
+
+    for kind in (EventType.RUN_CREATED, EventType.RUN_COMPLETED):
+        assert kind in page.words
 
 
 async def test_a_failed_task_is_listed_with_what_the_site_answered(
