@@ -46,6 +46,8 @@ _UNSAMPLED_S = 120.0
 # Failed tasks that are read to count them by host, and the hosts that are shown.
 _FAILED_READ_MAX = 500
 _HOSTS_SHOWN = 6
+# The order of the list costs the rows of all tasks, so that of a larger run has to be asked for.
+_SMALL_RUN = 1_000
 # Events that are read at a time, and how often, to find those of one run.
 _EVENTS_READ = 500
 _EVENT_PAGES_MAX = 10
@@ -368,6 +370,8 @@ async def tasks(visit: Visit) -> Page:
         for name in ("status", "reason", "host", "text", "order")
         if (value := visit.query.get(name, "").strip())
     }
+    is_small = values["run"].stats.total <= _SMALL_RUN
+    chosen.setdefault("order", "list" if is_small else "id")
     page = await client.get(
         "listRunResults",
         ids,
