@@ -171,11 +171,13 @@ def set_the_scene(stage: Stage) -> None:
         host_limits={"concurrency": 5},
         max_attempts=1,
     )
+    crawl_id = stage.call("POST", "/v1/crawls", {"url": f"{stage.site}/item/1"})["crawl_id"]
+    crawl = stage.call("GET", f"/v1/jobs/{crawl_id}")
     paused = stage.submit("leads", [f"item/{n}" for n in range(40)], host_limits={"rate_per_s": 1})
     stage.call("POST", f"/v1/jobs/{paused['job_id']}/pause")
-    base, live_base, paused_base = (
+    base, live_base, paused_base, crawl_base = (
         f"/ui/jobs/{job_view['job_id']}/runs/{job_view['latest_run']['run_id']}"
-        for job_view in (ended, live, paused)
+        for job_view in (ended, live, paused, crawl)
     )
     api = f"/v1/jobs/{ended['job_id']}/runs/{ended['latest_run']['run_id']}"
     good = stage.call("GET", f"{api}/results?status=successful&limit=1")["results"][0]["task_id"]
@@ -187,6 +189,7 @@ def set_the_scene(stage: Stage) -> None:
         "run-live": live_base,
         "run-ended": base,
         "run-paused": paused_base,
+        "run-crawl": crawl_base,
         "tasks": f"{base}/tasks?status=failed",
         "hosts": f"{base}/hosts",
         "timeline": f"{base}/timeline",
