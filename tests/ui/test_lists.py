@@ -105,3 +105,11 @@ async def test_a_failed_task_is_listed_with_what_the_site_answered(
 
     for page in (run, tasks):
         assert re.search(r"404 from there\.\s+target_not_found", page.words)
+
+
+async def test_an_empty_list_of_jobs_leads_to_the_first_one(anna: Browser) -> None:
+    empty = await anna.open("/ui/jobs")
+    filtered = await anna.open("/ui/jobs?show=live")
+
+    assert re.search(r"There is no job yet\.\s+Submit a job", empty.words)
+    assert "No job matches" in filtered.words
