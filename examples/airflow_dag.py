@@ -12,7 +12,7 @@ from pathlib import Path
 from conveyor_client import Client
 
 SERVER = os.environ.get("CONVEYOR_URL", "http://127.0.0.1:8080")
-API_KEY = os.environ.get("CONVEYOR_API_KEY", "me")
+API_KEY = os.environ.get("CONVEYOR_API_KEY", "dev")
 URLS = ["https://example.com/"]
 
 

@@ -11,7 +11,7 @@ from contextlib import aclosing
 from conveyor_client import AsyncioClient
 
 SERVER = os.environ.get("CONVEYOR_URL", "http://127.0.0.1:8080")
-API_KEY = os.environ.get("CONVEYOR_API_KEY", "me")
+API_KEY = os.environ.get("CONVEYOR_API_KEY", "dev")
 
 
 async def main(urls: list[str]) -> None:

@@ -3,7 +3,7 @@
 # It needs curl and python3, which reads the JSON.
 set -eu
 server=${CONVEYOR_URL:-http://127.0.0.1:8080}
-key=${CONVEYOR_API_KEY:-me}
+key=${CONVEYOR_API_KEY:-dev}
 [ $# -gt 0 ] || set -- https://example.com/
 
 api() { curl -sS --fail-with-body --noproxy localhost,127.0.0.1 -H "X-API-Key: $key" "$@"; }

@@ -9,7 +9,7 @@ from pathlib import Path
 from conveyor_client import ApiError, Client, ProgressBar
 
 SERVER = os.environ.get("CONVEYOR_URL", "http://127.0.0.1:8080")
-API_KEY = os.environ.get("CONVEYOR_API_KEY", "me")
+API_KEY = os.environ.get("CONVEYOR_API_KEY", "dev")
 
 
 def main(urls: list[str], folder: Path) -> None:

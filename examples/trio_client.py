@@ -9,7 +9,7 @@ import trio
 from conveyor_client import TrioClient
 
 SERVER = os.environ.get("CONVEYOR_URL", "http://127.0.0.1:8080")
-API_KEY = os.environ.get("CONVEYOR_API_KEY", "me")
+API_KEY = os.environ.get("CONVEYOR_API_KEY", "dev")
 
 
 async def scrape(client: TrioClient, name: str, urls: list[str]) -> None:
