@@ -81,6 +81,9 @@ DIFFERENCES = {
     "aws worker": {**_ROLE, **_LISTENS, **_AWS, **_METRICS, **_SCALING},
     "kubernetes api": {**_ROLE, **_AWS, **_KEYS, **_PROXY, **_METRICS, **_SCALING},
     "kubernetes worker": {**_ROLE, **_AWS, **_KEYS, **_PROXY, **_METRICS, **_SCALING},
+    "kubernetes gateway": {
+        "CONVEYOR_CHROMIUM_SANDBOX": "the default profile of the cluster refuses its namespaces"
+    },
     "compose conveyor": {**_ROLE, **_KEYS, **_PROXY},
     "postgres migrate": {**_ROLE, **_POSTGRES},
     "postgres api": {**_ROLE, **_POSTGRES, **_KEYS, **_PROXY},
@@ -185,7 +188,8 @@ def _given(values: Mapping[str, str], names: Any) -> dict[str, str]:
 
 
 def _manifests(kind: str) -> dict[str, dict[str, Any]]:
-    manifests = yaml.safe_load_all(_read("kubernetes/conveyor.yaml"))
+    files = map(_read, ("kubernetes/conveyor.yaml", "kubernetes/gateway.yaml"))
+    manifests = chain.from_iterable(map(yaml.safe_load_all, files))
     return {each["metadata"]["name"]: each for each in manifests if each["kind"] == kind}
 
 
@@ -196,7 +200,9 @@ def _pods() -> dict[str, dict[str, str]]:
     for name, deployment in _manifests("Deployment").items():
         (container,) = deployment["spec"]["template"]["spec"]["containers"]
         own = {each["name"]: each["value"] for each in container["env"]}
-        found[f"kubernetes {name}"] = {**shared, **secrets, **own}
+        found[f"kubernetes {name}"] = (
+            {**shared, **secrets, **own} if "envFrom" in container else own
+        )
     return found
 
 

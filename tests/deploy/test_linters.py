@@ -67,10 +67,17 @@ ACCEPTED = {
     ("CKV_K8S_11", "Deployment.conveyor.worker"): (
         "a CPU limit stops the event loop for parts of each 100 ms; the request bounds its share"
     ),
+    ("CKV_K8S_11", "Deployment.conveyor.gateway"): (
+        "a CPU limit would slow the browsers of all pages; the request bounds its share"
+    ),
+    ("CKV_K8S_15", "Deployment.conveyor.gateway"): _PULL,
     ("CKV_K8S_15", "Deployment.conveyor.api"): _PULL,
     ("CKV_K8S_15", "Deployment.conveyor.worker"): _PULL,
     ("CKV_K8S_35", "Deployment.conveyor.api"): _ENVIRONMENT,
     ("CKV_K8S_35", "Deployment.conveyor.worker"): _ENVIRONMENT,
+    ("CKV_K8S_43", "Deployment.conveyor.gateway"): (
+        "the operator writes the image of its own registry"
+    ),
     ("CKV_K8S_43", "Deployment.conveyor.api"): "the operator writes the image of its own registry",
     ("CKV_K8S_43", "Deployment.conveyor.worker"): (
         "the operator writes the image of its own registry"
@@ -121,8 +128,9 @@ def test_parliament_accepts_the_policy_of_each_role(role: str) -> None:
     assert (ended.stdout, ended.stderr) == ("", "")
 
 
-def test_the_manifests_fit_the_schemas_of_kubernetes() -> None:
-    manifests = str(DEPLOY / "kubernetes/conveyor.yaml")
+@pytest.mark.parametrize("name", ["conveyor.yaml", "gateway.yaml"])
+def test_the_manifests_fit_the_schemas_of_kubernetes(name: str) -> None:
+    manifests = str(DEPLOY / "kubernetes" / name)
 
     ended = _lint(TOOLS / "kubernetes-validate", "--strict", "-k", "1.31", manifests)
 
