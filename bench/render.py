@@ -70,14 +70,17 @@ def main(pages: int, together: int, arms: str, kill_every: float | None, only: s
             command = [sys.executable, "-m", "bench", "render", "--only", f"{site.url}/"]
             sizes = ["--pages", str(pages), "--together", str(together), "--arms", arm]
             kills = [] if kill_every is None else ["--kill-every", str(kill_every)]
-            done = subprocess.run(
-                [*command, *sizes, *kills], capture_output=True, text=True, check=False
-            )
-            print(done.stdout, end="")
-            if done.returncode:
-                print(f"{arm} failed: {done.stderr[-2000:]}")
+            with subprocess.Popen(
+                [*command, *sizes, *kills], stdout=subprocess.PIPE, text=True
+            ) as running:
+                assert running.stdout is not None
+                line = ""
+                for line in running.stdout:
+                    print(line, end="", flush=True)
+            if running.returncode:
+                print(f"{arm} failed")
             else:
-                costs[arm] = float(done.stdout.rpartition("cpu/page ")[2].split()[0])
+                costs[arm] = float(line.rpartition("cpu/page ")[2].split()[0])
     for arm, cost in costs.items():
         if arm != "gateway" and "gateway" in costs:
             print(f"CPU of a page, gateway / {arm}: {costs['gateway'] / cost:.2f}")

@@ -95,11 +95,17 @@ class LocalSite:
         return next(request.headers for request in reversed(self.requests) if request.path == path)
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        """Nothing is printed: a browser that is killed leaves its requests."""
+
+
 @contextmanager
 def serve_site(pages: dict[str, Answer] | None = None) -> Iterator[LocalSite]:
     site = LocalSite("", pages={**PAGES, **(pages or {})})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(site))
-    server.daemon_threads = True
+    server = _Server(("127.0.0.1", 0), _handler(site))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     site.url = f"http://127.0.0.1:{server.server_address[1]}"
