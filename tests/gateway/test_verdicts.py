@@ -30,6 +30,9 @@ ENTRIES = {
     "a dictionary": "<div>We use cookies. <button>Accept all</button></div><h1>{name}</h1>"
     '<p>noun, often in the plural. From Latin.</p><form><input type="search"></form>',
     "a product": '<h1>{name}</h1><img src="1.jpg"><p>Wooden toy, 19.90.</p><button>Buy</button>',
+    "a stream": "<div>Cookies are stored in your browser.</div><h1>{name}</h1><p>Watch it in your "
+    "browser or on your computer. I agree with the critics: not to be missed."
+    '</p><a href="/">Home</a><a href="/help">Contact support</a><a href="/more">Continue</a>',
     "a protected site": "<h1>{name}</h1><p>A novel in three parts.</p>"
     "<script src='https://www.google.com/recaptcha/api.js?render=6L'></script>"
     "<script>a.src='/cdn-cgi/challenge-platform/scripts/jsd/main.js'</script>",
