@@ -12,7 +12,7 @@ import re
 from enum import StrEnum
 from html.parser import HTMLParser
 
-from conveyor.domain.charset import find_charset
+from conveyor.domain.submit.charset import find_charset
 
 #: Characters of a page that are read. Longer pages are mostly scripts, which come last.
 PAGE_CHARS_MAX = 1_000_000

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from conveyor.domain.charset import decode_page
 from conveyor.domain.crawl.urls import LinkFilter, normal_form, resolve
+from conveyor.domain.submit.charset import decode_page
 from conveyor.domain.submit.target import BadUrl, Target, parse_url
 
 # Further bytes of a page are not searched for links. Pages above this size are data, not text.

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from conveyor.domain import limits
-from conveyor.domain.charset import decode_page
+from conveyor.domain.submit.charset import decode_page
 
 CONDITIONS = frozenset({"min_bytes", "must_contain", "must_match"})
 # Bytes of the compiled pattern and of the states that a match may keep.

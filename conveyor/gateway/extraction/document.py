@@ -15,8 +15,8 @@ from urllib.parse import urljoin
 
 import msgspec
 
-from conveyor.domain.charset import decode_page
 from conveyor.domain.errors import ConveyorError
+from conveyor.domain.submit.charset import decode_page
 from conveyor.domain.submit.scraper_params import (
     find_extracting,
     read_extractor,

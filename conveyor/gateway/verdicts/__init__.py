@@ -31,8 +31,8 @@ from importlib.resources import files
 
 import msgspec
 
-from conveyor.domain.charset import decode_page
 from conveyor.domain.model import FailureReason
+from conveyor.domain.submit.charset import decode_page
 from conveyor.ports.gateway import Page
 
 # What is read of a page. No rule is about larger pages.

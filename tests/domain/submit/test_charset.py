@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conveyor.domain.charset import decode_page, find_charset
+from conveyor.domain.submit.charset import decode_page, find_charset
 
 
 @pytest.mark.parametrize(
