@@ -1,1 +1,1 @@
-"""What holds calls back: permits, host limits, budgets, circuits."""
+"""What holds calls back: the limits and outages of gateways, circuits, budgets."""

@@ -1,2 +1,2 @@
-"""Adapters that make HTTP calls: two gateways and the webhook notifier (SPEC.md 4.16;
-docs/engines.md, Gateways)."""
+"""Adapters that make HTTP calls: gateways, proxies, webhooks and the delivery of exports
+(SPEC.md 4.16, 4.19; docs/engines.md, Gateways)."""
