@@ -23,9 +23,9 @@ from conveyor.domain.crawl.frontier import Source, StepPlanner
 from conveyor.domain.crawl.links import Reading, read_page, read_sitemap
 from conveyor.domain.crawl.robots import (
     AGENT,
-    DENY_ALL,
     ROBOTS_BYTES_MAX,
     RobotsRules,
+    deny_all,
     is_without_rules,
     parse_robots,
 )
@@ -577,7 +577,7 @@ def _rules_from(task: Task, body: bytes | None) -> RobotsRules:
     if body is not None:
         return parse_robots(body[:ROBOTS_BYTES_MAX].decode(errors="replace"), AGENT)
     has_none = task.problem and is_without_rules(task.problem.code, task.problem.status)
-    return RobotsRules() if has_none else DENY_ALL
+    return RobotsRules() if has_none else deny_all(task.problem)
 
 
 async def _apply_delays(env: Context, job: Job, robots: Mapping[str, RobotsRules | None]) -> bool:

@@ -57,6 +57,12 @@ class Site:
         return Scraped(status=200, content_type="text/html", body=text.encode(), final_url=moved_to)
 
 
+class NoSite(Site):
+    def answer(self, url: str) -> Scraped | NotScraped:
+        problem = make_problem("dns_failed", "No host", 502, "the host name does not exist")
+        return NotScraped(reason=FailureReason.BAD_TARGET, problem=problem, retryable=False)
+
+
 def linked(*numbers: object) -> str:
     return "".join(f"<a href='/{number}'>" for number in numbers)
 
@@ -323,15 +329,19 @@ async def test_a_start_page_that_may_not_be_or_cannot_be_fetched_fails_the_crawl
         world, await create(world), Site({"/0": ""}, robots="User-agent: *\nDisallow: /")
     )
     missing = await crawl_to_end(world, await create(world), Site({}))
+    unreachable = await crawl_to_end(world, await create(world), NoSite({}))
     unread = await crawl_to_end(
         world,
         await create(world, obeys_robots=False),
         Site({}, robots="User-agent: *\nDisallow: /"),
     )
 
-    assert [crawl.status for crawl in (refused, missing, unread)] == [CrawlStatus.FAILED] * 3
-    assert {crawl.error_code for crawl in (refused, missing)} == {frontier.SEED_UNREACHABLE}
-    assert (refused.items, missing.items, unread.items) == (0, 0, 0)
+    failed = (refused, missing, unreachable, unread)
+    assert {crawl.status for crawl in failed} == {CrawlStatus.FAILED}
+    assert {crawl.error_code for crawl in failed[:3]} == {frontier.SEED_UNREACHABLE}
+    assert refused.error_detail == "robots.txt does not allow the start page."
+    assert unreachable.error_detail == "robots.txt cannot be read: the host name does not exist."
+    assert [crawl.items for crawl in failed] == [0] * 4
 
 
 async def test_sitemaps_lead_to_pages() -> None:

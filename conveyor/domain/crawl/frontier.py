@@ -211,7 +211,7 @@ class StepPlanner:
             self.duplicates += 1
         elif not self._admits(lead.url) or not self._allows(lead.url):
             if below.kind is EntryKind.START:
-                self.error = (SEED_UNREACHABLE, "robots.txt does not allow the start page.")
+                self.error = (SEED_UNREACHABLE, self._refusal(lead.url))
         elif self.crawl.pages + self.pages >= rules.max_pages:
             self.is_cut_off = True
         elif len(self.added) >= self._room:
@@ -225,6 +225,12 @@ class StepPlanner:
     def _allows(self, url: str) -> bool:
         rules = self._robots.get(origin_of(url)) if self.crawl.rules.obeys_robots else None
         return rules is None or rules.allows("/" + url.split("/", 3)[3])
+
+    def _refusal(self, url: str) -> str:
+        rules = self._robots.get(origin_of(url))
+        if rules is not None and rules.unknown_because:
+            return f"robots.txt cannot be read: {rules.unknown_because}."
+        return "robots.txt does not allow the start page."
 
     def _finish(self, source: Source) -> None:
         entry, reading = source.entry, source.reading

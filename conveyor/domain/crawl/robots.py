@@ -6,6 +6,8 @@ import re
 
 import msgspec
 
+from conveyor.domain.model import Problem
+
 # RFC 9309, 2.5: a crawler parses at least the first 500 KiB.
 ROBOTS_BYTES_MAX = 512 * 1024
 # Statuses that say what a site has for robots.txt: the file, or that there is none. A gateway that
@@ -27,11 +29,13 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 class RobotsRules(msgspec.Struct, frozen=True):
-    """The rules for one crawler at one site."""
+    """The rules for one crawler at one site. `unknown_because` is not empty if the file could not
+    be read."""
 
     rules: tuple[Rule, ...] = ()
     crawl_delay_s: float = 0.0
     sitemaps: tuple[str, ...] = ()
+    unknown_because: str = ""
 
     def allows(self, path_and_query: str) -> bool:
         if not self.rules or path_and_query == "/robots.txt":
@@ -42,8 +46,11 @@ class RobotsRules(msgspec.Struct, frozen=True):
         return best is None or best.is_allowed
 
 
-DENY_ALL = RobotsRules((Rule(re.compile(""), 0, is_allowed=False),))
-"""The rules of a site whose robots.txt cannot be read: nothing is known to be allowed."""
+def deny_all(problem: Problem | None) -> RobotsRules:
+    """Returns the rules of a site whose robots.txt cannot be read: nothing is known to be
+    allowed. `problem` is that of its task."""
+    cause = "its answer is lost" if problem is None else problem.detail or problem.title
+    return RobotsRules((Rule(re.compile(""), 0, is_allowed=False),), unknown_because=cause)
 
 
 def parse_robots(text: str, agent: str) -> RobotsRules:
