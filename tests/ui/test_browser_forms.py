@@ -93,6 +93,19 @@ def test_failed_tasks_are_rerun_by_reason_and_by_host(page: Page, stage: Stage) 
     expect(rerun_all).to_be_visible(timeout=WAIT_MS)
 
 
+@EMBEDDED_ONLY
+def test_a_job_is_run_again_from_its_page_and_from_its_run(page: Page, stage: Stage) -> None:
+    page.goto(job_of(ended_run(stage, "again", ["item/1"])))
+
+    press(page, "Run again")
+    expect_words(page, "run #2 of job")
+    rerun_all = page.get_by_role("button", name="Rerun all")
+    expect(rerun_all).to_be_visible(timeout=WAIT_MS)
+    rerun_all.click()
+
+    expect_words(page, "run #3 of job")
+
+
 def test_the_results_of_a_run_are_exported_and_audited(
     page: Page, stage: Stage, tmp_path: Path
 ) -> None:
