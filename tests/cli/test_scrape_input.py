@@ -58,6 +58,11 @@ def test_a_header_makes_a_list_csv_whose_name_says_nothing(tmp_path: Path) -> No
     assert text.url == "https://a.example/?url,link=3"
 
 
+def test_a_json_array_is_refused_with_the_way_to_lines(tmp_path: Path) -> None:
+    with pytest.raises(BadList, match=r"is a JSON array. Give one object a line: jq -c '\.\[\]'"):
+        pages_in(tmp_path / "list.json", '[{"url": "https://a.example/"}]')
+
+
 def test_a_csv_column_may_be_named_by_name_or_number(tmp_path: Path) -> None:
     text = "sku;page\n1;https://a.example/1\n"
 

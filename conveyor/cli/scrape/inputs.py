@@ -203,6 +203,8 @@ def _lines_in(file: BinaryIO, source: str, options: InputOptions) -> Iterator[Li
     piece = file.read(PIECE_BYTES)
     first = _first_line(piece)
     list_format = options.format or _format_of(source, first)
+    if first.startswith("[") and list_format is not ListFormat.CSV:
+        raise BadList(f"{source} is a JSON array. Give one object a line: jq -c '.[]' {source}")
     if list_format is ListFormat.CSV:
         reader = ListReader(_csv_spec(source, first, options))
     else:
