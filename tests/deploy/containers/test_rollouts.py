@@ -54,7 +54,8 @@ def test_workers_are_replaced_and_removed_during_a_run(stage: Stage, url: str, s
 
     stats = ended["stats"]
     lost, double = PAGES - stats["completed"], stats["completed"] - PAGES
-    print(f"pages {PAGES}, lost {lost}, double {max(0, double)}, refetched {count_refetches()}")
+    refetched = f"refetched {drained} after draining, {count_refetches()} with those of the kill"
+    print(f"pages {PAGES}, lost {lost}, double {max(0, double)}, {refetched}")
     assert (stats["completed"], stats["total"]) == (PAGES, PAGES)
     assert audit["ok"] is True
     # Draining workers finish what they fetch. A killed one loses at most what it had in flight.
