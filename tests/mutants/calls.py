@@ -26,6 +26,7 @@ from conveyor.engines.redis.coordinator import RedisCoordinator
 from conveyor.ports.errors import Unavailable
 from conveyor.simulation.models import FaultSource, RedisModel
 from tests.builders import JOB, RUN, T0, ManualClock, a_job, a_ref, a_task, key_of
+from tests.mutants.two_store_probe import changes_of_two_stores
 
 
 @dataclass
@@ -164,6 +165,17 @@ CALLS: dict[str, Callable[[RecordingClient], Awaitable[object]]] = {
             "pack_name_used_again",
         ),
         bodies_in_packs,
+    ),
+    **dict.fromkeys(
+        (
+            "second_part_not_stored",
+            "second_part_first",
+            "half_written_change_stays",
+            "checkpoint_before_rows",
+            "step_counted_apart",
+            "run_deleted_before_its_tasks",
+        ),
+        changes_of_two_stores,
     ),
     "lease_released_by_anybody": a_release,
     "redis_counted_before_it_is_asked": two_at_once_for_one_lease,

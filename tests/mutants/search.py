@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from conveyor.simulation.options import ENGINES, Options, draw
+from conveyor.simulation.options import ALL_ENGINES, Options, draw
 from conveyor.simulation.profiles import spared
 from conveyor.simulation.simulator import Report, simulate
 from conveyor.simulation.swaps import combined
@@ -44,7 +44,7 @@ class Kill(msgspec.Struct, frozen=True, kw_only=True):
 
 def huntable() -> list[str]:
     """The mutants of engines that there is a world for."""
-    return [name for name in MUTANTS if _engine_for(name) in ENGINES]
+    return [name for name in MUTANTS if _engine_for(name) in ALL_ENGINES]
 
 
 def _engine_for(name: str) -> str:

@@ -121,6 +121,7 @@ ALL = Checkers(
     at_the_end=(
         acceptance.no_task_is_lost,
         acceptance.a_promise_is_kept_or_withdrawn,
+        accounting.no_change_stays_half_written,
         list_fidelity.every_line_is_its_task,
         list_fidelity.a_bad_line_is_a_failed_task,
         list_fidelity.duplicates_are_those_of_their_list,

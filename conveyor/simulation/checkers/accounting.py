@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from conveyor.domain import limits
-from conveyor.domain.changes import BatchKey, JobKey, RunKey, SampleKey, StatsKey, TaskKey
+from conveyor.domain.changes import (
+    BatchKey,
+    CrossingKey,
+    JobKey,
+    RunKey,
+    SampleKey,
+    StatsKey,
+    TaskKey,
+)
 from conveyor.domain.lifecycle import RUN_LIVE, TASK_TERMINAL, accepts_settles
 from conveyor.domain.model import (
     Batch,
@@ -231,3 +239,9 @@ def jobs_only_go_forward(moment: StateChange) -> Iterator[str]:
         run = moment.before.run_by_id.get((change.new or change.old).run_id)
         if change.old is None and run is not None and run.last_batch_received:
             yield f"run {run.run_id} admitted a list after its last one"
+
+
+def no_change_stays_half_written(moment: StateChange) -> Iterator[str]:
+    """I27: what one of two stores has decided is in the other one too, and is forgotten."""
+    for crossing in moment.after.rows[CrossingKey].values():
+        yield f"a change of job {crossing.job_id} is decided, and not finished"

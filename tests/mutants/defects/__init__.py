@@ -16,6 +16,7 @@ from tests.mutants.defects import (
     reads,
     settlement,
     termination,
+    two_stores,
 )
 from tests.mutants.mutant import Mutant
 
@@ -29,6 +30,7 @@ _FAMILIES = (
     reads,
     aws,
     packs,
+    two_stores,
     edges,
     neighbours,
 )

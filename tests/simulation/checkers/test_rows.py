@@ -9,6 +9,7 @@ from conveyor.simulation.backends.storage_dump import StoredItem
 from conveyor.simulation.checkers.accounting import (
     counters_equal_rows,
     counters_never_fall,
+    no_change_stays_half_written,
     the_series_adds_up_to_the_counters,
 )
 from conveyor.simulation.checkers.deletes import (
@@ -26,7 +27,18 @@ from conveyor.simulation.checkers.limits.leases import (
     dead_processes_hold_nothing,
 )
 from conveyor.simulation.client_history import History
-from tests.builders import JOB, RUN, T0, a_batch, a_job, a_run, a_sample, a_stats, a_task
+from tests.builders import (
+    JOB,
+    RUN,
+    T0,
+    a_batch,
+    a_crossing,
+    a_job,
+    a_run,
+    a_sample,
+    a_stats,
+    a_task,
+)
 from tests.simulation.checkers.state_changes import a_moment, a_snapshot
 
 TASK = a_task()
@@ -67,6 +79,11 @@ def test_a_task_that_is_tried_too_often_is_reported() -> None:
 
     assert list(attempts_are_bounded(a_moment(*rows, allowed, before=[TASK]))) == []
     assert list(attempts_are_bounded(a_moment(*rows, beyond, before=[TASK])))
+
+
+def test_a_change_that_stays_half_written_is_reported() -> None:
+    assert list(no_change_stays_half_written(a_moment(a_job(), a_crossing())))
+    assert list(no_change_stays_half_written(a_moment(a_job()))) == []
 
 
 def test_a_counter_that_falls_or_exceeds_what_was_admitted_is_reported() -> None:
