@@ -114,11 +114,18 @@ def postgres(folder: Path) -> Iterator[Data]:
             return not is_left
 
         def rows_read() -> float:
-            time.sleep(REPORTED_S)
-            ((count,),) = trio.run(execute, server.url, _READ)
-            return float(str(count))
+            # Each backend reports now and then. A count that stays is complete.
+            count = nan
+            while count != (count := _count(server.url)):
+                time.sleep(REPORTED_S)
+            return count
 
         yield Data(environ_for(server.url, folder, CONCURRENCY), is_empty, rows_read)
+
+
+def _count(database_url: str) -> float:
+    ((count,),) = trio.run(execute, database_url, _READ)
+    return float(str(count))
 
 
 ENGINES: Mapping[str, OpenEngine] = {"embedded": embedded, "postgres": postgres}
