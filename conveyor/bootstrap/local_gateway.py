@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 import trio
@@ -31,6 +32,7 @@ from conveyor.domain.submit.scraper_params import (
 from conveyor.domain.submit.target import TargetPolicy
 from conveyor.engines.http.zenrows import ZenrowsGateway
 from conveyor.gateway.browser.chromium import find_chromium
+from conveyor.gateway.call import find_refusal
 from conveyor.gateway.content import direct_support, own_support
 from conveyor.http_client.connection_limits import PoolLimits
 from conveyor.http_client.pool import HttpPool
@@ -103,7 +105,8 @@ def find_support(settings: Settings, *, can_render: bool = False) -> GatewaySupp
         return REMOTE_SUPPORT
     if settings.gateway.renderer_url is None and not can_render:
         return direct_support()
-    return replace(direct_support(), rendering=own_support({}))
+    own = own_support({})
+    return replace(direct_support(), rendering=own, check_rendering=partial(find_refusal, own))
 
 
 @contextmanager

@@ -161,6 +161,16 @@ def call_from(
     )
 
 
+def find_refusal(support: GatewaySupport, params: Mapping[str, str]) -> str | None:
+    """Returns why any page with these parameters would be refused, before a job is accepted."""
+    query = {**params, "url": "http://example.com/"}
+    try:
+        call_from("GET", query, (), b"", partition="", support=support)
+    except CallFailed as refusal:
+        return refusal.detail
+    return None
+
+
 def bad_parameter(detail: str) -> CallFailed:
     return CallFailed(Fault.BAD_PARAMETER, detail)
 

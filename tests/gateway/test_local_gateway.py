@@ -81,6 +81,30 @@ def test_parameters_of_a_line_count_with_those_of_its_job() -> None:
         support.check({"wait_for": ".row"})
 
 
+@pytest.mark.parametrize(
+    ("params", "job_params", "key"),
+    [
+        ({"js_render": "true", "wait": "31000"}, {}, "wait"),
+        ({"wait": "31000"}, {"js_render": "true"}, "wait"),
+        ({"js_render": "true", "js_instructions": '[{"dance": 1}]'}, {}, "js_instructions"),
+        ({"js_render": "true", "block_resources": "wishes"}, {}, "block_resources"),
+        ({"js_render": "true", "json_response": "perhaps"}, {}, "json_response"),
+        ({"js_render": "true", "json_response": "true", "outputs": "*"}, {}, "json_response"),
+        ({"response_type": "pdf"}, {"js_render": "1", "json_response": "1"}, "response_type"),
+        ({"mode": "auto", "js_render": "true"}, {}, "mode"),
+    ],
+)
+def test_what_every_page_would_be_refused_for_is_refused_before_the_first(
+    params: dict[str, str], job_params: dict[str, str], key: str
+) -> None:
+    settings = settings_from({"CONVEYOR_RENDERER_URL": "http://127.0.0.1:1/v1/?apikey=k"})
+
+    with pytest.raises(InvalidParam) as refusal:
+        find_support(settings).check(params, job_params)
+
+    assert (refusal.value.key, refusal.value.reason) == (key, "invalid_param_value")
+
+
 class _Unused:
     """Stands for direct fetches, which are not made."""
 

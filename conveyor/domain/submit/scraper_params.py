@@ -206,13 +206,15 @@ class GatewaySupport:
     one would return another page than the caller asked for.
 
     `check_selector` returns the error of a selector, for a gateway that selects by itself. Such a
-    gateway checks what it extracts before it fetches anything.
+    gateway checks what it extracts before it fetches anything. `check_rendering` returns what
+    `rendering` would refuse about the values of these parameters.
     """
 
     honoured: frozenset[str]
     #: What the gateway does with a page that needs a browser, if it sends such pages elsewhere.
     rendering: GatewaySupport | None = None
     check_selector: Callable[[str], str | None] | None = None
+    check_rendering: Callable[[Mapping[str, str]], str | None] | None = None
 
     def find_unsupported(self, params: Mapping[str, str]) -> list[str]:
         """Returns the parameters that ask for something that the gateway does not do."""
@@ -233,12 +235,19 @@ class GatewaySupport:
         """
         if self.rendering is not None and needs_browser({**job_params, **params}):
             self.rendering.check(params, job_params)
+            self._check_rendering({**job_params, **params})
             return
         for key in self.find_unsupported(params):
             remedy = _remedy(key, params[key], can_render=self.rendering is not None)
             raise InvalidParam("unsupported_param", key, remedy)
         if self.check_selector is not None:
             _check_extraction(params, job_params, self.check_selector)
+
+    def _check_rendering(self, params: Mapping[str, str]) -> None:
+        error = None if self.check_rendering is None else self.check_rendering(params)
+        if error is not None:
+            key = next((key for key in params if error.startswith(key)), "js_render")
+            raise InvalidParam("invalid_param_value", key, error)
 
 
 def needs_browser(params: Mapping[str, str]) -> bool:
