@@ -25,6 +25,7 @@ from conveyor.gateway.errors import CallFailed, Fault
 from conveyor.gateway.service import Answer, Service
 from conveyor.http_server.connection import REFUSAL, Receive, Send
 from conveyor.http_server.exchange import Event, HeadLimits
+from conveyor.ports.gateway import OWN_PROBLEMS
 
 log = logging.getLogger(__name__)
 
@@ -233,7 +234,7 @@ def _problem(status: int, code: str, title: str, detail: str, instance: str = ""
         "instance": f"/v1/{instance}",
         "status": status,
         "title": f"{title} ({code})",
-        "type": f"urn:conveyor:fetch:{code}",
+        "type": f"{OWN_PROBLEMS}{code}",
     }
     return _json(status, document, kind="application/problem+json")
 

@@ -35,6 +35,10 @@ class PageMemory:
             release()
 
 
+OWN_PROBLEMS = "urn:conveyor:fetch:"
+"""The types of the problems of our own gateway begin with this: their details are for callers."""
+
+
 class ScrapeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One fetch, with merged job and task parameters and unsealed secrets.
 

@@ -48,6 +48,7 @@ from conveyor.http_client.pool import HttpPool
 from conveyor.http_client.redirects import forwardable
 from conveyor.http_client.response_body import ACCEPT_ENCODING
 from conveyor.ports.gateway import (
+    OWN_PROBLEMS,
     Contact,
     GatewayReport,
     NotScraped,
@@ -86,11 +87,13 @@ _LIMIT_CODES = frozenset({"AUTH006", "AUTH008"})
 _TARGET_CODES = ("RESP", "BLK", "CTX0002", "REQ")
 # No call costs so many credits. A larger number is an error of the endpoint, and is ignored.
 _CREDITS_MAX = 1_000_000
+_DETAIL_CHARS_MAX = 500
 
 
 class _ErrorBody(msgspec.Struct):
     """Title and detail may have any type: only their text is searched."""
 
+    type: Any = ""
     code: str = ""
     title: Any = ""
     detail: Any = ""
@@ -184,7 +187,7 @@ class ZenrowsGateway:
             reason,
             status,
             code or f"gateway_{status}",
-            f"the gateway answered with status {status}",
+            _detail_of(response),
             retryable=retryable,
             retry_after_s=retry_after_s if retryable else None,
             run_failure=_run_failure(response),
@@ -340,6 +343,16 @@ def _code_of(response: Response) -> str:
     """Returns the endpoint's code if it is a plain word, because callers see it in a problem."""
     code = _error_of(response).code
     return code if len(code) <= 64 and code.replace("_", "").isalnum() else ""
+
+
+def _detail_of(response: Response) -> str:
+    """Returns the cause that our own gateway states. What another endpoint writes is not shown: it
+    may repeat the key or the page."""
+    error = _error_of(response)
+    is_own = isinstance(error.type, str) and error.type.startswith(OWN_PROBLEMS)
+    if is_own and isinstance(error.detail, str) and error.detail.isprintable():
+        return error.detail[:_DETAIL_CHARS_MAX]
+    return f"the gateway answered with status {response.status}"
 
 
 def _error_of(response: Response) -> _ErrorBody:

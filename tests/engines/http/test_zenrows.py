@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from urllib.parse import parse_qs
 
 import pytest
@@ -294,6 +295,26 @@ async def test_each_error_has_a_reason(
     assert outcome.run_failure is run_failure
     assert outcome.problem.code == (code or f"gateway_{status}")
     assert "CANARY" not in repr(outcome)
+
+
+@pytest.mark.parametrize(
+    ("kind", "detail", "expected"),
+    [
+        ("urn:conveyor:fetch:RESP001", "wait_for: no match", "wait_for: no match"),
+        ("urn:conveyor:fetch:RESP001", "x" * 900, "x" * 500),
+        ("urn:conveyor:fetch:RESP001", "two\nlines", "the gateway answered with status 422"),
+        ("https://docs.example/RESP001", "CANARY", "the gateway answered with status 422"),
+    ],
+)
+async def test_only_our_own_gateway_explains_a_failure_in_its_words(
+    pool: HttpPool, kind: str, detail: str, expected: str
+) -> None:
+    body = json.dumps({"code": "RESP001", "type": kind, "detail": detail}).encode()
+
+    outcome = await scrape(pool, reply(body, "422 No"))
+
+    assert isinstance(outcome, NotScraped)
+    assert (outcome.problem.code, outcome.problem.detail) == ("RESP001", expected)
 
 
 @pytest.mark.parametrize(
