@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -36,8 +37,9 @@ log = logging.getLogger(__name__)
 # How often the writer checks for more settles and for urgency while it gathers a group. It is also
 # the shortest time that a settle waits.
 TICK_S = 0.01
-# Delays between the commits of one group, 4.4 s in total; the fifth failure ends the group. A
-# longer series blocks the shard, and the task runners hold and retry their pages anyway.
+# Delays between the commits of one group, and between the checks for completion: 4.4 s in total.
+# The fifth failure ends the series. A longer one blocks the run, and the task runners hold and
+# retry their pages anyway; a completion is repeated when its last messages are delivered again.
 _RETRY_S = (0.1, 0.3, 1.0, 3.0)
 
 
@@ -197,7 +199,7 @@ class ShardWriter:
                     drained.add((settle.ref.job_id, settle.ref.run_id, settle.shard_count))
         try:
             for job_id, run_id, shard_count in sorted(drained):
-                complete = partial(runs.complete_if_drained, self.env, job_id, run_id, shard_count)
+                complete = partial(self._complete, job_id, run_id, shard_count)
                 if isinstance(await isolate(complete, "a run", extra={"run": run_id}), Crash):
                     # Do not ack: each redelivery repeats the completion check, after growing
                     # delays.
@@ -208,6 +210,16 @@ class ShardWriter:
             # The messages are redelivered. The next worker finds the tasks ended, checks for
             # completion and acks.
             log.warning("acks skipped", extra={"count": len(messages), "cause": str(error)})
+
+    async def _complete(self, job_id: JobId, run_id: RunId, shard_count: int) -> None:
+        """Completes the run if it is drained, with retries: the redelivery that would repeat the
+        check comes half a minute later, which is long for the caller of a short list."""
+        for delay_s in _RETRY_S:
+            with suppress(Unavailable):
+                await runs.complete_if_drained(self.env, job_id, run_id, shard_count)
+                return
+            await trio.sleep(delay_s)
+        await runs.complete_if_drained(self.env, job_id, run_id, shard_count)
 
 
 def _answer_all(settles: Sequence[Settle]) -> None:

@@ -23,7 +23,7 @@ import trio
 from bench import small_jobs
 from bench.fleet import LONG, Fleet, Plan, a_fleet
 from bench.reference_design import RECEIVES, seeds_path
-from bench.scale import FRESH_MAX, WARM, arrive, count_done, insist, teller
+from bench.scale import FRESH_MAX, WARM, WARM_UP_S, arrive, count_done, insist, teller
 from bench.scale_table import SMALL
 from conveyor.engines.aws.client import usage as prices
 from conveyor.simulation.deterministic_trio import JumpClock
@@ -124,7 +124,7 @@ async def measure(plan: Plan, part: int, callers: int, seed: int) -> Usage:
     """Runs a part of a long list to its end, and short lists that arrive meanwhile."""
     slots = plan.workers * plan.slots
     async with a_fleet(plan, seed) as fleet:
-        await trio.sleep(20.0)  # All workers have seen one another.
+        await trio.sleep(WARM_UP_S)
         before, began_at = snapshot(fleet), trio.current_time()
         small: list[float] = []
         long = await insist(lambda: fleet.submit(LONG, part, max_inflight=slots))

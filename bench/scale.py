@@ -36,6 +36,8 @@ WARM = 40_000.0
 PART = 100_000
 ROUNDS_MIN = 3
 LOOK_S = 0.5
+# Until then all workers have seen one another, and know which runs they own.
+WARM_UP_S = 20.0
 STEADY = (0.25, 0.75)  # Filling up and running dry tell nothing about a long list.
 FRESH_MAX = 100_000  # Nearly all that lives here lives long: the dead are looked for less often.
 
@@ -130,6 +132,7 @@ async def measure(plan: Plan, load: Load, seed: int, tell: Tell) -> Measured:
     count = load.part(plan)
     began = time.process_time()
     async with a_fleet(plan, seed) as fleet:
+        await trio.sleep(WARM_UP_S)
         solo_s = await _time(fleet, "alone")
         meter, fired = fleet.meter, fleet.model.fault_source.fired
         calls, units, usd = Counter(meter.calls), meter.write_units, meter.price_millionths

@@ -15,12 +15,13 @@ from trio.testing import MockClock
 from actors.messages import Settle, ShardWriterMessage
 from actors.runtime import Address, Mailbox, Reply
 from actors.shard_writer import ShardWriter
-from conveyor.domain.changes import Change, TaskKey, Update, Verdict
+from conveyor.domain.changes import Change, RunKey, TaskKey, Update, Verdict
 from conveyor.domain.ids import RunId
 from conveyor.domain.model import Result, RunStatus, Task
 from conveyor.domain.queries import StatsOf
 from conveyor.domain.run import settlement
 from conveyor.domain.run.settlement import Claimed, Cost, LostClaim, Settled, SettleVerdict
+from conveyor.ports.errors import Unavailable
 from conveyor.ports.gateway import Outcome, ScrapeRequest
 from conveyor.ports.queue import Message
 from conveyor.ports.store import Store
@@ -231,6 +232,43 @@ async def test_a_run_whose_rows_are_throttled_delays_no_other_run(
 
     assert short_s < 5
     assert trio.current_time() - began_at >= 50
+
+
+@dataclass(slots=True)
+class RefusingStore:
+    """Refuses the first commits that write a run."""
+
+    inner: Store
+    refusals: int
+
+    async def commit(self, changes: Sequence[Change]) -> list[Verdict]:
+        keys = [write.key for change in changes for write in change.writes]
+        if self.refusals and any(isinstance(key, RunKey) for key in keys):
+            self.refusals -= 1
+            raise Unavailable("throttled")
+        return await self.inner.commit(changes)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+async def test_a_run_whose_end_the_store_refuses_ends_without_a_redelivery(
+    autojump_clock: MockClock,
+) -> None:
+    """A redelivery comes half a minute later, which is long for a list of ten pages."""
+    world = make_world()
+    accepted = await world.submit(urls(1))
+    ((message, task),) = await claim_tasks(world, accepted)
+    store = RefusingStore(world.env.store, refusals=3)
+    env = replace(world.env, store=cast("Any", store))
+    began_at = trio.current_time()
+
+    async with writing(world, env) as writer:
+        await settle(writer, message, task, success_of(world, message, task))
+        run, _ = await world.ended(accepted)
+
+    assert (run.status, store.refusals) == (RunStatus.COMPLETED, 0)
+    assert trio.current_time() - began_at < 5
 
 
 async def test_the_last_settle_of_a_run_waits_for_no_others(autojump_clock: MockClock) -> None:
