@@ -60,7 +60,7 @@ def list_jobs(session: Session, status: str | None, limit: int, as_json: bool) -
     if not first_jobs:
         session.remark("There are no jobs. `conveyor jobs submit FILE` makes one.")
         return
-    session.out.print(jobs_table(first_jobs))
+    session.out.print(jobs_table(first_jobs, session.out.width))
     if next(jobs, None) is not None:
         session.remark("There are more: --limit shows more of them.")
 
@@ -73,7 +73,7 @@ def show(session: Session, job: str, as_json: bool) -> None:
     """Show a job and its runs."""
     record = session.client.get(job)
     runs = [] if as_json else list(islice(session.client.runs(job), RUNS_SHOWN_MAX))
-    session.answer(record, job_page(record, runs), as_json=as_json)
+    session.answer(record, job_page(record, runs, session.out.width), as_json=as_json)
 
 
 @jobs.command()
@@ -212,7 +212,7 @@ def _is_sure(session: Session, job: str) -> bool:
 
 
 def _answer_run(session: Session, run: RunResponse, *, as_json: bool) -> None:
-    session.answer(run, runs_table([run]), as_json=as_json)
+    session.answer(run, runs_table([run], session.out.width), as_json=as_json)
 
 
 for command in (

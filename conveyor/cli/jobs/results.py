@@ -74,7 +74,7 @@ def results(
     if not rows:
         session.remark("There is no such task.")
         return
-    session.out.print(results_table(rows))
+    session.out.print(results_table(rows, session.out.width))
     if next(task_results, None) is not None:
         session.remark("There are more: --limit shows more of them, --json all.")
 

@@ -102,6 +102,6 @@ def schedule(
     if state is not None:
         session.client.set_schedule_state(job, state)
     record = session.client.get(job)
-    session.answer(record, job_page(record, []), as_json=as_json)
+    session.answer(record, job_page(record, [], session.out.width), as_json=as_json)
     if record.schedule is None:
         session.remark("The job has no schedule. --at, --every or --cron gives it one.")

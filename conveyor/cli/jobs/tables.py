@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
 import msgspec
@@ -10,7 +10,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from conveyor.cli.jobs.context import JOB_ID_CHARS
 from conveyor.cli.progress import span
 from conveyor.domain.model import JobStatus, PauseState, RunStatus
 from conveyor.domain.schedule import ScheduleStatus
@@ -24,6 +23,10 @@ _RUN_STYLES = {
     RunStatus.FAILED: "red",
     RunStatus.DELETED: "dim",
 }
+# Between two columns, and what a column that is cut keeps at least.
+_GAP = 2
+_CUT_CHARS = 8
+Row = Mapping[str, str | Text]
 _TASK_STYLES = {ResultStatus.SUCCESSFUL: "green", ResultStatus.FAILED: "red"}
 
 
@@ -42,25 +45,23 @@ def moment(instant: str) -> str:
     return datetime.fromisoformat(instant).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
-def jobs_table(jobs: Iterable[JobResponse]) -> Table:
-    table = _table("job", "name", "list", "run", "done", "failed", "created")
-    # Other commands need the whole id, so only the other columns may be cut.
-    table.columns[0].min_width = JOB_ID_CHARS
-    for job in jobs:
-        run = job.latest_run
-        table.add_row(
-            job.job_id,
-            plain(job.name or job.external_id),
-            Text(job.status, style="yellow" if job.status is JobStatus.OPEN else ""),
-            run_status(run) if run else Text("none", style="dim"),
-            _progress_text(run) if run else "",
-            _count(run.stats.failed, "red") if run else "",
-            moment(job.created_at),
-        )
-    return table
+def jobs_table(jobs: Iterable[JobResponse], width: int) -> Table:
+    rows: list[Row] = [
+        {
+            "job": job.job_id,
+            "name": plain(job.name or job.external_id),
+            "list": Text(job.status, style="yellow" if job.status is JobStatus.OPEN else ""),
+            "run": run_status(job.latest_run) if job.latest_run else Text("none", style="dim"),
+            "done": _progress_text(job.latest_run) if job.latest_run else "",
+            "failed": _count(job.latest_run.stats.failed, "red") if job.latest_run else "",
+            "created": moment(job.created_at),
+        }
+        for job in jobs
+    ]
+    return _make_fitting_table(rows, width, cut="name", dropped_first=("list", "created", "failed"))
 
 
-def job_page(job: JobResponse, runs: Iterable[RunResponse]) -> RenderableType:
+def job_page(job: JobResponse, runs: Iterable[RunResponse], width: int) -> RenderableType:
     facts = Table(show_header=False, box=None, pad_edge=False)
     facts.add_column(style="bold")
     facts.add_column(overflow="fold")
@@ -85,7 +86,7 @@ def job_page(job: JobResponse, runs: Iterable[RunResponse]) -> RenderableType:
         _add_schedule(facts, job, job.schedule)
     if job.latest_run is not None:
         _add_outcome(facts, job.latest_run)
-    return Group(facts, "", runs_table(runs))
+    return Group(facts, "", runs_table(runs, width))
 
 
 def _add_schedule(facts: Table, job: JobResponse, schedule: JobSchedule) -> None:
@@ -119,35 +120,45 @@ def _add_outcome(facts: Table, run: RunResponse) -> None:
         facts.add_row("failure", plain(run.failure_detail, "red"))
 
 
-def runs_table(runs: Iterable[RunResponse]) -> Table:
-    table = _table("run", "", "status", "done", "successful", "failed", "started")
-    for run in runs:
-        table.add_row(
-            run.run_id,
-            f"#{run.run_sequence}",
-            run_status(run),
-            _progress_text(run),
-            _count(run.stats.successful, "green"),
-            _count(run.stats.failed, "red"),
-            moment(run.created_at),
-        )
-    return table
+def runs_table(runs: Iterable[RunResponse], width: int) -> Table:
+    rows: list[Row] = [
+        {
+            "run": run.run_id,
+            "#": f"#{run.run_sequence}",
+            "status": run_status(run),
+            "done": _progress_text(run),
+            "successful": _count(run.stats.successful, "green"),
+            "failed": _count(run.stats.failed, "red"),
+            "started": moment(run.created_at),
+        }
+        for run in runs
+    ]
+    dropped_first = ("started", "successful", "#")
+    return _make_fitting_table(rows, width, cut=None, dropped_first=dropped_first)
 
 
-def results_table(results: Iterable[TaskResult]) -> Table:
-    table = _table("index", "status")
+def results_table(results: Iterable[TaskResult], width: int) -> Table:
+    table = _table("index", "status", "url", "error")
     table.columns[0].justify = "right"
-    table.add_column("url", overflow="ellipsis", no_wrap=True, ratio=3)
-    table.add_column("error", overflow="ellipsis", no_wrap=True, ratio=2)
+    # Only these two are cut.
+    room = width - len("index") - len("processing") - 3 * _GAP
+    url, error = table.columns[2:]
+    url.overflow = error.overflow = "ellipsis"
+    url.max_width = max(room * 3 // 5, _CUT_CHARS)
+    error.max_width = max(room - url.max_width, _CUT_CHARS)
     for result in results:
-        error = result.error
         table.add_row(
             str(result.index),
             Text(result.status, style=_TASK_STYLES.get(result.status, "")),
             plain(result.url),
-            plain(f"{error.code}: {error.detail or error.title}" if error else "", "red"),
+            plain(_error_of(result), "red"),
         )
     return table
+
+
+def _error_of(result: TaskResult) -> str:
+    error = result.error
+    return f"{error.code}: {error.detail or error.title}" if error else ""
 
 
 def outcome_table(run: RunResponse) -> Table:
@@ -183,6 +194,29 @@ def _progress_text(run: RunResponse) -> str:
 
 def _count(count: int, style: str) -> Text:
     return Text(f"{count:,}", style=style if count else "dim")
+
+
+def _make_fitting_table(
+    rows: Sequence[Row], width: int, *, cut: str | None, dropped_first: Sequence[str]
+) -> Table:
+    """Makes a table without the columns that do not fit, because half a word says nothing. Only
+    the column `cut` is cut: other commands need the whole ids."""
+    if not rows:
+        return _table()
+    sizes = {title: max(len(title), *(len(row[title]) for row in rows)) for title in rows[0]}
+    if cut is not None:
+        sizes[cut] = _CUT_CHARS
+    for title in dropped_first:
+        if sum(sizes.values()) + _GAP * (len(sizes) - 1) > width:
+            del sizes[title]
+    table = _table(*sizes)
+    for column, title in zip(table.columns, sizes, strict=True):
+        if title == cut:
+            others = sum(sizes.values()) - sizes[title] + _GAP * (len(sizes) - 1)
+            column.max_width = max(width - others, _CUT_CHARS)
+    for row in rows:
+        table.add_row(*(row[title] for title in sizes))
+    return table
 
 
 def _table(*names: str) -> Table:

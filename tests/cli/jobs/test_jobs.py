@@ -30,8 +30,8 @@ def submit(caller: Program, site: Site, *numbers: int, options: tuple[str, ...] 
     return str(told(caller.run("jobs", "submit", "list.txt", "--json", *options))["job_id"])
 
 
-def finished(caller: Program, site: Site, *numbers: int) -> str:
-    job_id = submit(caller, site, *numbers)
+def finished(caller: Program, site: Site, *numbers: int, options: tuple[str, ...] = ()) -> str:
+    job_id = submit(caller, site, *numbers, options=options)
     caller.run("jobs", "watch", job_id)
     return job_id
 
@@ -315,13 +315,35 @@ def test_a_job_may_be_named_by_the_beginning_of_its_id(caller: Program, site: Si
 
     output = caller.run("jobs", "show", job_id[:22], "--json")
     listed = caller.run("jobs", "list", "--json")
-    screen = StringIO()
-    Console(width=60, file=screen).print(
-        jobs_table([msgspec.json.decode(listed.lines[0], type=JobResponse)])
-    )
 
     assert json.loads(output.out)["job_id"] == job_id
-    assert job_id in screen.getvalue()
+    assert json.loads(listed.lines[0])["job_id"] == job_id
+
+
+@pytest.mark.parametrize(
+    ("width", "columns"),
+    [
+        (60, "job name run done"),
+        (80, "job name run done failed"),
+        (120, "job name list run done failed created"),
+    ],
+)
+def test_a_list_has_the_columns_that_fit_and_the_whole_id(
+    caller: Program, site: Site, width: int, columns: str
+) -> None:
+    name = "the prices of a shop with a long name"
+    job_id = finished(caller, site, 0, options=("--name", name))
+    listed = caller.run("jobs", "list", "--json")
+    job = msgspec.json.decode(listed.lines[0], type=JobResponse)
+    screen = StringIO()
+
+    Console(width=width, file=screen).print(jobs_table([job], width))
+
+    head, row = screen.getvalue().splitlines()
+    assert head.split() == columns.split()
+    assert row.startswith(f"{job_id}  the pri")
+    assert "completed" in row
+    assert max(len(head.rstrip()), len(row.rstrip())) <= width
 
 
 def test_a_csv_with_headers_of_its_own_is_submitted(caller: Program, site: Site) -> None:
