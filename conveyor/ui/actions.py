@@ -181,7 +181,8 @@ def _urls_from(visit: Visit) -> str:
 def _job_from(visit: Visit, urls: str) -> dict[str, Any]:
     lines = [line.strip() for line in urls.splitlines()]
     body: dict[str, Any] = {
-        "tasks": [{"url": line} for line in lines if line],
+        # As in a list for `conveyor scrape`.
+        "tasks": [{"url": line} for line in lines if line and not line.startswith("#")],
         "on_invalid": "skip" if visit.field("skip_invalid") else "reject",
     }
     for name in ("name", "external_id"):

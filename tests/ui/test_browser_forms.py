@@ -225,7 +225,7 @@ def test_a_list_is_pasted_uploaded_checked_and_submitted(
 
     page.goto("/ui/jobs/new")
     page.get_by_label("URLs, one a line").fill(f"{stage.site}/item/0")
-    page.get_by_label("or a file of lines").set_input_files(lines)
+    page.get_by_label("or a text file").set_input_files(lines)
     page.get_by_label("Name", exact=True).fill("by hand")
     page.get_by_label("In flight at most").fill("7")
     press(page, "Submit")

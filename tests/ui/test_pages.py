@@ -352,7 +352,7 @@ async def test_a_file_of_lines_is_submitted(world: World, anna: Browser) -> None
     )
     body += (
         '--x\r\nContent-Disposition: form-data; name="file"; filename="list.txt"\r\n\r\n'
-        "https://example.com/a\nhttps://example.com/b\n\r\n--x--\r\n"
+        "# two more\nhttps://example.com/a\nhttps://example.com/b\n\r\n--x--\r\n"
     )
 
     await anna.open("/ui/jobs/new", data=body.encode(), kind="multipart/form-data; boundary=x")
