@@ -49,7 +49,7 @@ class Parquet:
         import pyarrow as pa
         from pyarrow import parquet
 
-        # Arrow's own allocator keeps what the threads of the executor have freed: 120 MB more, at
+        # Arrow's own allocator keeps what the threads of the executor have freed: 90 MB more, at
         # the same speed.
         pa.set_memory_pool(pa.system_memory_pool())
         self._schema = _schema()
