@@ -16,11 +16,15 @@ def main(url: str, folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     with Client(SERVER, API_KEY) as client:
         crawl = client.submit_crawl({"url": url, "depth": 3, "max_pages": 1000})
-        # The pages arrive while the crawl goes on. Its id is also that of the job behind it.
+        kept = set()
+        # The pages arrive while the crawl goes on.
         for result in client.crawl_results(crawl.crawl_id):
             print(result.url)
+            kept.add(result.url)
         ended = client.crawl(crawl.crawl_id)
-        good = [task.task_id for task in client.results(crawl.crawl_id, status="successful")]
+        # The job behind a crawl has the same id. It also fetches robots.txt and sitemaps.
+        tasks = client.results(crawl.crawl_id, status="successful")
+        good = [task.task_id for task in tasks if task.url in kept]
         client.download_all(crawl.crawl_id, {name: folder / f"{name}.html" for name in good})
     print(f"{ended.status}: {ended.coverage.pages_fetched} pages fetched, {len(good)} saved")
 
