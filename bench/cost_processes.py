@@ -3,7 +3,12 @@
 The processes work on servers that stand in for DynamoDB, SQS, S3 and Redis, in real time, with a
 gateway that only thinks. The model runs the same workers and the same list in virtual time. Both
 count every call of the workers from the submit to the end of the list; the calls of a callers'
-process are left out. On a busy machine the processes are slower than the model, and poll more.
+process are left out.
+
+A worker also looks for work all the time, so a list that takes longer has more calls. The local
+servers make the processes slower than the model, which has AWS's latencies. Therefore both arms
+first count what the fleet calls while it has no work. The ratio compares the calls of the list
+without those; the calls of an idle fleet are compared by themselves.
 """
 
 from __future__ import annotations
@@ -29,10 +34,9 @@ import msgspec
 import trio
 
 from bench.cost import SHARDS
-from bench.cost import measure as measure_model
 from bench.cost_steps import a_cloud
-from bench.fleet import LONG, PLAN_SLOTS, Plan, SlowGateway
-from bench.scale import FRESH_MAX, WARM
+from bench.fleet import LONG, PLAN_SLOTS, Plan, SlowGateway, a_fleet
+from bench.scale import FRESH_MAX, WARM, WARM_UP_S, count_done, insist
 from conveyor.bootstrap.runtime import create_resources, open_runtime
 from conveyor.config import Settings, load_settings
 from conveyor.domain.changes import RunKey
@@ -45,6 +49,8 @@ from tests.servers import ACCESS_KEY, SECRET_KEY
 
 # All workers have read the reports of one another, twice.
 ACQUAINTED_S = 12.0
+# Long enough for several rounds of what a worker looks for: most are 5 to 20 s apart.
+IDLE_S = 60.0
 LOOK_S = 0.5
 SERVICES = ("dynamodb", "sqs", "s3", "redis")
 GATEWAY_URL = "https://gateway.example/"
@@ -55,6 +61,26 @@ class Load(msgspec.Struct, frozen=True):
     slots: int
     tasks: int
     think_s: float
+
+
+class Counted(msgspec.Struct, frozen=True):
+    """The calls of a list, how long it took, and the calls of the fleet in IDLE_S without work."""
+
+    calls: Mapping[str, int]
+    seconds: float
+    idle: Mapping[str, int]
+
+    def per_task(self, service: str, load: Load) -> float:
+        return self.calls.get(service, 0) / load.tasks
+
+    def beyond_idle(self, service: str, load: Load) -> float:
+        """The calls per task that an idle fleet would not have made meanwhile."""
+        idle = self.idle.get(service, 0) * self.seconds / IDLE_S
+        return (self.calls.get(service, 0) - idle) / load.tasks
+
+    def idle_per_s(self, service: str, load: Load) -> float:
+        """The calls of one idle worker in a second."""
+        return self.idle.get(service, 0) / IDLE_S / load.workers
 
 
 async def work(think_s: float) -> None:
@@ -71,7 +97,7 @@ async def work(think_s: float) -> None:
                 print(json.dumps(world.meter.calls), flush=True)
 
 
-def count_in_processes(settings: Settings, load: Load, folder: Path) -> Mapping[str, float]:
+def count_in_processes(settings: Settings, load: Load, folder: Path) -> Counted:
     trio.run(create_resources, settings)
     environ = {
         **os.environ,
@@ -96,14 +122,17 @@ def count_in_processes(settings: Settings, load: Load, folder: Path) -> Mapping[
             processes.append(process)
         _read_all(processes)
         time.sleep(ACQUAINTED_S)
-        before = _ask_all(processes)
+        at_rest = _ask_all(processes)
+        time.sleep(IDLE_S)
+        before, began_at = _ask_all(processes), time.monotonic()
         trio.run(partial(_see_through, settings, load))
-        grown = _ask_all(processes) - before
+        seconds = time.monotonic() - began_at
+        after = _ask_all(processes)
     finally:
         for process in processes:
             process.kill()
             process.wait()
-    return _by_service(grown, load.tasks)
+    return Counted(_by_service(after - before), seconds, _by_service(before - at_rest))
 
 
 def _ask_all(processes: list[subprocess.Popen[bytes]]) -> Counter[str]:
@@ -120,11 +149,11 @@ def _read_all(processes: list[subprocess.Popen[bytes]]) -> Counter[str]:
     return calls
 
 
-def _by_service(calls: Counter[str], tasks: int) -> Mapping[str, float]:
+def _by_service(calls: Counter[str]) -> Mapping[str, int]:
     by_service: Counter[str] = Counter()
     for name, count in calls.items():
         by_service[name.partition(".")[0]] += count
-    return {name: by_service[name] / tasks for name in SERVICES}
+    return by_service
 
 
 async def _see_through(settings: Settings, load: Load) -> None:
@@ -142,7 +171,11 @@ async def _see_through(settings: Settings, load: Load) -> None:
             run = await world.env.store.read(key)
 
 
-def count_in_model(load: Load, seed: int) -> Mapping[str, float]:
+def count_in_model(load: Load, seed: int) -> Counted:
+    return trio.run(_count_in_model, load, seed, clock=JumpClock())
+
+
+async def _count_in_model(load: Load, seed: int) -> Counted:
     plan = Plan(
         workers=load.workers,
         slots=load.slots,
@@ -150,16 +183,26 @@ def count_in_model(load: Load, seed: int) -> Mapping[str, float]:
         table_writes=WARM,
         think_s=load.think_s,
     )
-    used = trio.run(measure_model, plan, load.tasks, 0, seed, clock=JumpClock())
-    return {name: used.calls.get(name, 0.0) for name in SERVICES}
+    async with a_fleet(plan, seed) as fleet:
+        await trio.sleep(WARM_UP_S)
+        at_rest = Counter(fleet.meter.calls)
+        await trio.sleep(IDLE_S)
+        before, began_at = Counter(fleet.meter.calls), trio.current_time()
+        max_inflight = load.workers * load.slots
+        key = await insist(lambda: fleet.submit(LONG, load.tasks, max_inflight=max_inflight))
+        while await insist(lambda: count_done(fleet, key)) < load.tasks:
+            await trio.sleep(LOOK_S)
+        seconds = trio.current_time() - began_at
+        calls = _by_service(fleet.meter.calls - before)
+        return Counted(calls, seconds, _by_service(before - at_rest))
 
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench cost_processes", description=__doc__)
     parser.add_argument("--workers", type=int, default=6)
-    parser.add_argument("--slots", type=int, default=10, help="pages that a worker has in flight")
-    parser.add_argument("--tasks", type=int, default=1_500)
-    parser.add_argument("--think", type=float, default=2.0, help="seconds that a page takes")
+    parser.add_argument("--slots", type=int, default=40, help="pages that a worker has in flight")
+    parser.add_argument("--tasks", type=int, default=3_000)
+    parser.add_argument("--think", type=float, default=10.0, help="seconds that a page takes")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--worker", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
@@ -178,23 +221,34 @@ def main(arguments: list[str]) -> None:
         real = count_in_processes(settings, load, folder)
     show(model, real, load)
     if options.json:
-        print(msgspec.json.encode(_line(model, real)).decode())
+        print(msgspec.json.encode(_line(model, real, load)).decode())
 
 
-def show(model: Mapping[str, float], real: Mapping[str, float], load: Load) -> None:
+def show(model: Counted, real: Counted, load: Load) -> None:
     fleet = f"{load.workers} workers with {load.slots} slots"
     print(f"{fleet}, {load.tasks:,} pages of {load.think_s:g} s")
-    print(f"{'calls per task':16}{'model':>9}{'processes':>11}{'ratio':>8}")
-    rows = [(name, model[name], real[name]) for name in SERVICES]
-    rows.append(("together", sum(model.values()), sum(real.values())))
-    for name, modelled, made in rows:
-        print(f"  {name:14}{modelled:>9.3f}{made:>11.3f}{made / modelled:>7.2f}x")
+    print(f"the model took {model.seconds:.0f} s, the processes {real.seconds:.0f} s")
+    for title, count in (
+        ("calls per task, without those of an idle fleet", Counted.beyond_idle),
+        ("calls of an idle worker in a second", Counted.idle_per_s),
+        ("calls per task, with those of the same time without work", Counted.per_task),
+    ):
+        print(f"{title:58}{'model':>9}{'processes':>11}{'ratio':>8}")
+        rows = [(name, count(model, name, load), count(real, name, load)) for name in SERVICES]
+        rows.append(("together", sum(row[1] for row in rows), sum(row[2] for row in rows)))
+        for name, modelled, made in rows:
+            ratio = f"{made / modelled:.2f}x" if modelled else ""
+            print(f"  {name:56}{modelled:>9.3f}{made:>11.3f}{ratio:>8}")
 
 
-def _line(model: Mapping[str, float], real: Mapping[str, float]) -> dict[str, float]:
-    modelled, made = sum(model.values()), sum(real.values())
+def _line(model: Counted, real: Counted, load: Load) -> dict[str, float]:
+    modelled = sum(model.beyond_idle(name, load) for name in SERVICES)
+    made = sum(real.beyond_idle(name, load) for name in SERVICES)
+    idle_model = sum(model.idle_per_s(name, load) for name in SERVICES)
+    idle_real = sum(real.idle_per_s(name, load) for name in SERVICES)
     return {
         "model_calls": round(modelled, 3),
         "process_calls": round(made, 3),
         "ratio": round(made / modelled, 3),
+        "idle_ratio": round(idle_real / idle_model, 3),
     }
