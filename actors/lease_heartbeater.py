@@ -21,6 +21,7 @@ from actors.messages import HeartbeaterMessage, Hold, Release
 from actors.runtime import Inbox, Reply, receive_batch
 from conveyor.domain import limits
 from conveyor.domain.changes import Applied
+from conveyor.domain.ids import LeaseId
 from conveyor.domain.run import settlement
 from conveyor.ports.errors import Unavailable
 from conveyor.telemetry import Metrics
@@ -40,6 +41,20 @@ class _Held:
     hold: Hold
     renewed_at: float
 
+    @property
+    def leases(self) -> list[LeaseId]:
+        leases = (self.hold.lease_id, self.hold.host_lease_id)
+        return [lease_id for lease_id in leases if lease_id is not None]
+
+
+@dataclass(slots=True)
+class _Lost:
+    """What a heartbeat could not renew: leases, and the receipts of messages that were delivered
+    elsewhere or whose claims were taken over."""
+
+    leases: frozenset[LeaseId] = frozenset()
+    receipts: frozenset[str] = frozenset()
+
 
 @dataclass(slots=True)
 class _HeldWork:
@@ -56,8 +71,8 @@ class _HeldWork:
     def hold(self, hold: Hold) -> None:
         receipt = hold.message.receipt
         before = self.by_receipt.get(receipt)
-        # A second Hold for the same message only drops the lease. It renews nothing, so the age
-        # must stay.
+        # A second Hold for the same message only drops leases. It renews nothing, so the age must
+        # stay.
         renewed_at = trio.current_time() if before is None else before.renewed_at
         self.by_receipt[receipt] = _Held(hold, renewed_at)
 
@@ -70,6 +85,15 @@ class _HeldWork:
             for reply in self.waiting:
                 reply.send(None)
             self.waiting.clear()
+
+    def receipts_to_cancel(self, lost: _Lost) -> list[str]:
+        """Returns the work that needs what was lost. Work that was released during the heartbeat
+        has ended, and work that has passed its leases on needs them no more."""
+        return [
+            receipt
+            for receipt, work in self.by_receipt.items()
+            if receipt in lost.receipts or not lost.leases.isdisjoint(work.leases)
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,46 +152,40 @@ class LeaseHeartbeater:
                 )
                 # Unknown is not lost. If the outage lasts, a later heartbeat reports what has aged
                 # out.
-                lost = []
+                lost = _Lost()
+            # A task runner sends a Hold without leases before it releases a lease. After this
+            # checkpoint `run` has read each Hold that was sent before the renewal was answered, so
+            # a lease that is missing now is missing to work that still needs it.
+            await trio.lowlevel.checkpoint()
             held.is_beating = False
             held.answer_between_beats()
-            for work in lost:
-                # A Release may have arrived during the heartbeat. Then the work has ended and its
-                # scope must not be cancelled.
-                if held.by_receipt.pop(work.hold.message.receipt, None) is not None:
-                    work.hold.scope.cancel(reason="its lease, message or claim was lost")
-                    if self.metrics is not None:
-                        self.metrics.slots.leases_lost.inc()
+            for receipt in held.receipts_to_cancel(lost):
+                held.by_receipt.pop(receipt).hold.scope.cancel(
+                    reason="its lease, message or claim was lost"
+                )
+                if self.metrics is not None:
+                    self.metrics.slots.leases_lost.inc()
 
-    async def _beat(self, held: Sequence[_Held]) -> list[_Held]:
-        """Renews all leases, and the messages and claims that are due. Returns the work that has
-        lost any of the three."""
-        lost = await self._renew_leases(held)
+    async def _beat(self, held: Sequence[_Held]) -> _Lost:
+        """Renews all leases, and the messages and claims that are due."""
+        lost = _Lost(leases=await self._renew_leases(held))
         now = trio.current_time()
         due = [work for work in held if now - work.renewed_at >= self.due_s]
         if due:
-            lost += await self._renew_rest(due)
+            lost.receipts = await self._renew_rest(due)
             # Only after success: if a renewal raised Unavailable, these items stay due for the next
             # heartbeat.
             for work in due:
                 work.renewed_at = now
         return lost
 
-    async def _renew_leases(self, held: Sequence[_Held]) -> list[_Held]:
-        leases = [work.hold.lease_id for work in held if work.hold.lease_id is not None]
-        host_leases = [
-            work.hold.host_lease_id for work in held if work.hold.host_lease_id is not None
-        ]
-        if not leases and not host_leases:
-            return []
-        lost = await self.env.coordinator.renew([*leases, *host_leases], ttl_s=limits.LEASE_TTL_S)
-        return [
-            work
-            for work in held
-            if not lost.isdisjoint((work.hold.lease_id, work.hold.host_lease_id))
-        ]
+    async def _renew_leases(self, held: Sequence[_Held]) -> frozenset[LeaseId]:
+        leases = [lease_id for work in held for lease_id in work.leases]
+        if not leases:
+            return frozenset()
+        return await self.env.coordinator.renew(leases, ttl_s=limits.LEASE_TTL_S)
 
-    async def _renew_rest(self, held: Sequence[_Held]) -> list[_Held]:
+    async def _renew_rest(self, held: Sequence[_Held]) -> frozenset[str]:
         holds = [work.hold for work in held]
         receipts = await self.env.queue.extend(
             [hold.message for hold in holds], visibility_s=limits.VISIBILITY_S
@@ -177,8 +195,8 @@ class LeaseHeartbeater:
         verdicts = await self.env.store.commit(
             [settlement.extend_claim(hold.message.ref, hold.task, now=now) for hold in holds]
         )
-        return [
-            work
-            for work, verdict in zip(held, verdicts, strict=True)
-            if work.hold.message.receipt in receipts or not isinstance(verdict, Applied)
-        ]
+        return receipts | {
+            hold.message.receipt
+            for hold, verdict in zip(holds, verdicts, strict=True)
+            if not isinstance(verdict, Applied)
+        }

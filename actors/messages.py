@@ -43,8 +43,8 @@ class TaskAssignment:
 class Hold:
     """Command: renew a lease, a message and a claim, and cancel `scope` if one of them is lost.
 
-    A hold without a lease replaces the earlier hold of a task that has its page and only has to
-    write it.
+    A hold without leases replaces the earlier hold of a task that has its page and only has to
+    write it. It is sent before the leases are released.
     """
 
     lease_id: LeaseId | None

@@ -252,7 +252,8 @@ class TaskRunner:
 
     async def _scrape(self, attempt: _Attempt) -> float | None:
         """Fetches and writes under the heartbeat. During the write, the heartbeater renews only the
-        message and the claim; the slot and the lease have passed to the next task."""
+        message and the claim; slot and lease have passed to the next task, and the host has room
+        for another."""
         work = attempt.work
         # The heartbeater cancels this scope when the lease, the message or the claim is lost. Only
         # then does control reach the lines below the block.
@@ -266,10 +267,13 @@ class TaskRunner:
                 if attempt.task.duplicate_of is not None:
                     return await self._share(attempt)
                 attempt.outcome = await self._fetch(attempt)
-                if work.permit.release_early():
-                    await self.heartbeater.tell_without_checkpoint(
-                        hold(None, host_lease_id=work.permit.host_lease_id)
-                    )
+                is_passed_on = work.permit.release_early()
+                if is_passed_on or work.permit.host_lease_id is not None:
+                    # Before any of the leases is released: a heartbeat that misses a lease cancels
+                    # the work that holds it.
+                    lease_id = None if is_passed_on else work.permit.lease_id
+                    await self.heartbeater.tell_without_checkpoint(hold(lease_id))
+                await work.permit.release_host()
                 return await self._apply_outcome(attempt)
             finally:
                 # On every exit, so that the heartbeater stops renewing a message that this runner

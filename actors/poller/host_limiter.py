@@ -16,10 +16,11 @@ from dataclasses import dataclass
 import trio
 
 from conveyor.domain import limits, timing
-from conveyor.domain.changes import JobKey, TaskKey
+from conveyor.domain.changes import JobKey
 from conveyor.domain.ids import LeaseId
 from conveyor.domain.lifecycle import TASK_TERMINAL
-from conveyor.domain.model import HostLimit, HostLimits, Job, JobType
+from conveyor.domain.model import HostLimit, HostLimits, Job, JobType, Task
+from conveyor.domain.queries import TasksAt
 from conveyor.domain.submit.target import host_of
 from conveyor.ports.coordinator import HostPool
 from conveyor.ports.errors import Unavailable
@@ -82,7 +83,7 @@ class HostLimiter:
         await self._refresh_limits()
         # Held messages first: they have waited longer than the new ones.
         candidates: list[tuple[Message, str | None]] = [*held]
-        candidates += [(message, await self._host_of(message)) for message in new]
+        candidates += await self._with_hosts(new)
         # Only hosts that may have room: a refusal costs a call to the coordinator.
         indexes = [index for index, (_, host) in enumerate(candidates) if self._is_open(host)]
         lease_ids = await self._acquire([candidates[index][1] for index in indexes])
@@ -134,9 +135,17 @@ class HostLimiter:
         if job is not None and job.host_limits is not None:
             self._limits = job.host_limits
 
-    async def _host_of(self, message: Message) -> str | None:
-        ref = message.ref
-        task = await self._env.store.read(TaskKey.of(ref))
+    async def _with_hosts(self, messages: Sequence[Message]) -> list[tuple[Message, str | None]]:
+        """Reads the rows of the messages together, and returns each message with its host if that
+        has a limit."""
+        refs = {message.ref.task_id: message.ref for message in messages}
+        rows = await self._env.store.find(TasksAt(refs=tuple(refs.values()))) if refs else []
+        tasks = {row.task_id: row for row in rows}
+        return [
+            (message, self._limited_host(tasks.get(message.ref.task_id))) for message in messages
+        ]
+
+    def _limited_host(self, task: Task | None) -> str | None:
         # No host lease for a task that will not be fetched: its message is only acked or bounced,
         # or it is a duplicate.
         if task is None or task.status in TASK_TERMINAL or task.duplicate_of is not None:

@@ -10,8 +10,8 @@ A `Permit` is one object for everything that one task occupies:
 
 `PermitPool.acquire` takes the first three before a message is received; its comments state the
 order and the reason. The poller adds the other two, because they depend on the task.
-`Permit.release_early` passes slot and lease on as soon as the page has arrived. `Permit.release`
-releases what is left.
+As soon as the page has arrived, `Permit.release_early` passes slot and lease on, and
+`Permit.release_host` releases the lease at the host. `Permit.release` releases what is left.
 
 The reservation of a poller is written to the store before any call begins. So the run as a whole
 never spends more than its budget, whichever process is killed at whichever point (SPEC.md 4.9).
@@ -31,6 +31,7 @@ from actors.limiters.api_key_limiter import CallPermit
 from actors.limiters.call_limiter import CallLimiter
 from actors.limiters.fair_limiter import FairLimiter, Preemptible
 from actors.limiters.storage_breaker import StorageBreaker
+from actors.poller.host_limiter import HostLimiter
 from actors.runtime import bounded_cleanup
 from conveyor.domain import limits
 from conveyor.domain.backpressure import reservation
@@ -94,6 +95,7 @@ class Permit:
     reservation: CallReservation | None = None
     is_funded: bool = True
     _fetch: Preemptible | None = None
+    _called_at: float | None = None
     _is_writing: bool = False
 
     def allow_preemption(self, scope: trio.CancelScope, *, receives: int) -> None:
@@ -107,6 +109,7 @@ class Permit:
     def start_call(self) -> None:
         """Marks the start of the gateway call. From here on it counts at its full price, because an
         interrupted call may have been billed."""
+        self._called_at = trio.current_time()
         if self.reservation is not None:
             self.reservation.start()
         if self.call is not None:
@@ -130,9 +133,23 @@ class Permit:
             self.pool.pass_on(self.lease_id)
         return self._is_writing
 
+    async def release_host(self) -> None:
+        """Releases the lease at the host, if the task holds one. The limit of a host counts
+        requests, and writing a page may take longer than its request. If the call fails, the lease
+        expires."""
+        lease_id, self.host_lease_id = self.host_lease_id, None
+        if lease_id is None:
+            return
+        fetch_s = None if self._called_at is None else trio.current_time() - self._called_at
+        with bounded_cleanup(CLEANUP_S), suppress(Unavailable):
+            await self.pool.env.coordinator.release((lease_id,))
+        if self.pool.host_limiter is not None and fetch_s is not None:
+            self.pool.host_limiter.record_duration(self.host, fetch_s)
+        self.pool.wakeup.set()
+
     async def release(self) -> None:
-        """Releases every part that the task still holds. The host lease comes last: only its
-        release is a call, which may fail; then the lease expires."""
+        """Releases every part that the task still holds. The host lease comes last, because only
+        its release is a call."""
         self._forbid_preemption()
         if self.pool.reservations is not None and self.reservation is not None:
             self.pool.reservations.close(self.reservation)
@@ -143,9 +160,7 @@ class Permit:
             self.pool.pass_on(self.lease_id)
         if self.call is not None:
             self.call.close()
-        if self.host_lease_id is not None:
-            with bounded_cleanup(CLEANUP_S), suppress(Unavailable):
-                await self.pool.env.coordinator.release((self.host_lease_id,))
+        await self.release_host()
 
     def _forbid_preemption(self) -> None:
         if self._fetch is not None:
@@ -179,6 +194,7 @@ class PermitPool:
     storage: StorageBreaker
     calls: CallLimiter | None
     reservations: BudgetReservations | None
+    host_limiter: HostLimiter | None
     price: Callable[[Mapping[str, str]], Price]
     report_wait: Callable[[WaitReason | None], None]
     wakeup: Wakeup = field(default_factory=Wakeup)

@@ -102,7 +102,6 @@ class PollerState:
 
     run: Run
     permits: PermitPool
-    host_limiter: HostLimiter | None
     wakeup: Wakeup
     is_owner: bool = True
     next_redelivery_at: float = math.inf
@@ -118,6 +117,10 @@ class PollerState:
     deferred_for: WaitReason | None = None
     deferred_detail: str | None = None
     deferrals: int = 0
+
+    @property
+    def host_limiter(self) -> HostLimiter | None:
+        return self.permits.host_limiter
 
     @property
     def receive_limit(self) -> int:
@@ -276,9 +279,6 @@ class RunPoller:
                 state.wakeup.set()
         finally:
             state.task_s = trio.current_time() - started_at
-            is_fetched = work.permit.is_funded and isinstance(work.claim, Claimed)
-            if state.host_limiter is not None and is_fetched:
-                state.host_limiter.record_duration(work.permit.host, state.task_s)
             await work.permit.release()
 
     # Receiving and claiming: the steps of `_receive_and_claim`.
@@ -323,8 +323,7 @@ class RunPoller:
     async def _claim(
         self, state: PollerState, permits: Sequence[Permit], messages: Sequence[AdmittedMessage]
     ) -> list[TaskAssignment]:
-        """Claims the tasks of the messages, and completes one permit for each: with the lease at
-        its host and the reservation of its price."""
+        """Claims the tasks of the messages, and adds host lease and price to their permits."""
         if not messages:
             return []
         claims = await self._take(state, [admitted.message for admitted in messages])
@@ -534,13 +533,14 @@ class RunPoller:
             storage=self.storage,
             calls=self.calls,
             reservations=reservations,
+            host_limiter=host_limiter,
             price=self.price,
             # It does not refer to the state, which refers to the permits: in a reference cycle, the
             # row of the job would stay in memory until the next collection of cycles.
             report_wait=self._report_wait,
             wakeup=wakeup,
         )
-        return PollerState(run, permits, host_limiter, wakeup)
+        return PollerState(run, permits, wakeup)
 
     async def _apply_updates(self, inbox: Inbox[PollerMessage], state: PollerState) -> None:
         async for message in inbox:

@@ -182,6 +182,25 @@ def test_an_interval_that_is_too_long_for_the_lease_is_refused() -> None:
         LeaseHeartbeater(env=make_world().env, interval_s=limits.LEASE_TTL_S / 2)
 
 
+async def test_work_survives_a_heartbeat_in_which_a_lease_that_it_passed_on_is_released(
+    autojump_clock: MockClock,
+) -> None:
+    world = make_world()
+    faults = Faults(latency_s={"renew": 1.0})
+    lease_id, message, task = await work_in_hand(world)
+    slow = replace(world.env, coordinator=faulty(world.env.coordinator, faults))
+
+    async with beating(replace(world, env=slow)) as heartbeater:
+        with trio.move_on_after(100) as work:
+            await heartbeater.tell(Hold(lease_id, message, task, work))
+            await trio.sleep(limits.HEARTBEAT_S + 0.5)
+            await heartbeater.tell(Hold(None, message, task, work))
+            await world.env.coordinator.release([lease_id])
+            await trio.sleep_forever()
+
+    assert trio.current_time() == pytest.approx(100)
+
+
 async def test_a_lease_that_was_passed_on_keeps_its_new_work_alive(
     autojump_clock: MockClock,
 ) -> None:

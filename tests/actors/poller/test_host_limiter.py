@@ -118,6 +118,25 @@ async def test_a_host_is_not_begun_with_more_often_than_its_rate(
     assert starts[-1] - starts[0] < 60 / 5.0 * 1.25
 
 
+async def test_a_page_that_is_being_written_takes_no_place_at_its_host(
+    autojump_clock: MockClock,
+) -> None:
+    world, hosts = a_host_world(think_s=0.1)
+    faults = Faults(latency_s={"commit": 1.0})
+    world = replace(world, env=replace(world.env, store=faulty(world.env.store, faults)))
+
+    async with world.working():
+        accepted = await world.submit(
+            urls(60, ONE), host_limits=HostLimits(HostLimit(concurrency=1))
+        )
+        await world.ended(accepted)
+
+    starts = hosts.begun[ONE]
+    assert hosts.busy_max == {ONE: 1}
+    # A claim takes a second here, and so does a settle. Waiting for both would take 126 s.
+    assert starts[-1] - starts[0] < 90
+
+
 async def test_a_full_host_costs_no_second_receive_and_no_attempt(
     autojump_clock: MockClock,
 ) -> None:
@@ -184,7 +203,8 @@ async def test_held_messages_are_released_when_the_run_is_paused(
 
     assert parked.visible == 0
     assert paused.hidden == 0
-    assert paused.visible in {parked.hidden, parked.hidden - 1}  # One may have been under way.
+    # One may have been in flight, and the one before it may have been written meanwhile.
+    assert parked.hidden - 2 <= paused.visible <= parked.hidden
 
 
 async def test_held_messages_are_released_when_the_worker_ends(

@@ -38,6 +38,7 @@ async def a_pool(world: World, accepted: Accepted, *, faults: Faults | None = No
         storage=StorageBreaker(env.random),
         calls=None,
         reservations=reservations,
+        host_limiter=None,
         price=lambda params: Price(credits=1),
         report_wait=lambda reason: None,
     )

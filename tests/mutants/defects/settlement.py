@@ -128,8 +128,8 @@ def _hoping_it_is_stored(store_body: Any) -> Any:
 
 
 def _nothing_else(_: Any) -> Any:
-    async def mutated(self: Any, held: Sequence[Any]) -> list[Any]:
-        return []
+    async def mutated(self: Any, held: Sequence[Any]) -> frozenset[str]:
+        return frozenset()
 
     return mutated
 
