@@ -10,7 +10,9 @@ slot counts as free only `SKEW_S` after its end.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -94,6 +96,8 @@ class DynamoCoordinator:
             ]
             got = await gather(lambda slot: self._put(slot, run_id, ttl_s), slots)
             taken += [slot.lease_id for slot, is_ours in zip(slots, got, strict=True) if is_ours]
+            if all(got):  # Either that is enough, or the pool is full now.
+                break
         return taken
 
     async def _put(self, slot: _Slot, run_id: str, ttl_s: float) -> bool:
@@ -114,11 +118,36 @@ class DynamoCoordinator:
     async def acquire_hosts(
         self, pools: Sequence[HostPool], *, ttl_s: float
     ) -> list[LeaseId | None]:
-        return [await self._enter(pool, ttl_s) for pool in pools]
+        by_name: dict[str, list[int]] = defaultdict(list)
+        for index, pool in enumerate(pools):
+            by_name[pool.name].append(index)
+        leases: list[LeaseId | None] = [None] * len(pools)
 
-    async def _enter(self, pool: HostPool, ttl_s: float) -> LeaseId | None:
+        async def enter(indexes: Sequence[int]) -> None:
+            # Neighbours with the same limits together: one search finds the room for all of them.
+            for pool, group in groupby(indexes, key=pools.__getitem__):
+                members = list(group)
+                taken = await self._enter(pool, len(members), ttl_s)
+                for index, lease_id in zip(members, taken, strict=False):
+                    leases[index] = lease_id
+
+        await gather(enter, list(by_name.values()))
+        return leases
+
+    async def _enter(self, pool: HostPool, count: int, ttl_s: float) -> list[LeaseId]:
+        if not pool.spacing_s:
+            return await self._take(pool.name, "", count_max=count, cap=pool.cap, ttl_s=ttl_s)
+        leases: list[LeaseId] = []
+        while len(leases) < count:
+            lease_id = await self._enter_spaced(pool, ttl_s)
+            if lease_id is None:
+                break
+            leases.append(lease_id)
+        return leases
+
+    async def _enter_spaced(self, pool: HostPool, ttl_s: float) -> LeaseId | None:
         now, clock = self._clock.now(), _key(f"Door#{pool.name}", "next")
-        row = await self._get(clock) if pool.spacing_s else None
+        row = await self._get(clock)
         seen_at = 0.0 if row is None else float(row["expires_at"]["N"])
         # A worker sets this at most one spacing ahead. A later instant means that the clock of its
         # writer was ahead.
@@ -127,8 +156,8 @@ class DynamoCoordinator:
         if now < next_at - limits.HOST_SLACK_S:
             return None
         taken = await self._take(pool.name, "", count_max=1, cap=pool.cap, ttl_s=ttl_s)
-        if not taken or not pool.spacing_s:
-            return taken[0] if taken else None
+        if not taken:
+            return None
         # The lease first, then the spacing: a lease can be released again if another worker has
         # used the spacing, but a used spacing cannot be returned.
         was_next = await self._write(

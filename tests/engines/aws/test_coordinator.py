@@ -2,21 +2,43 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from dataclasses import dataclass, field
 from random import Random
 
 import pytest
 
-from conveyor.engines.aws.client.client import AwsClient
+from conveyor.engines.aws.client.client import ATTEMPTS_MAX, Answer, AwsClient, Params
 from conveyor.engines.aws.client.service_clock import ServiceClock
 from conveyor.engines.aws.coordinator import SKEW_S, DynamoCoordinator
 from conveyor.engines.aws.errors import AwsError
+from conveyor.ports.coordinator import HostPool
 from tests.aws import an_access, an_aws_client, an_http_transport
 from tests.builders import JOB, RUN, ManualClock
 from tests.conformance.coordinators import a_space, a_table_of_leases
 
 pytestmark = pytest.mark.slow
+
+
+@dataclass(slots=True)
+class CountingClient:
+    """An AwsClient that counts calls by operation."""
+
+    client: AwsClient
+    calls: Counter[str] = field(default_factory=Counter)
+
+    async def call(
+        self, service: str, operation: str, params: Params, *, attempts_max: int = ATTEMPTS_MAX
+    ) -> Answer:
+        self.calls[operation] += 1
+        return await self.client.call(service, operation, params, attempts_max=attempts_max)
+
+    def open(
+        self, service: str, operation: str, params: Params
+    ) -> AbstractAsyncContextManager[Answer]:
+        return self.client.open(service, operation, params)
 
 
 @pytest.fixture
@@ -118,3 +140,32 @@ async def _open_coordinator(
     with suppress(AwsError):  # The other process made the table.
         await client.call("dynamodb", "CreateTable", a_table_of_leases(table))
     return DynamoCoordinator(client, table, clock=transport.service_clock, random=Random(1))
+
+
+async def test_one_search_finds_the_room_for_all_pages_of_a_host(client: AwsClient) -> None:
+    table = a_space()
+    await client.call("dynamodb", "CreateTable", a_table_of_leases(table))
+    counting = CountingClient(client)
+    coordinator = DynamoCoordinator(counting, table, clock=ManualClock(), random=Random(1))
+    pools = [HostPool(JOB, "one.example.com", cap=3), HostPool(JOB, "other.example.com", cap=1)]
+
+    leases = await coordinator.acquire_hosts([pools[0]] * 20 + [pools[1]] * 5, ttl_s=30)
+
+    assert [lease is not None for lease in leases] == [True] * 3 + [False] * 17 + [True] + [
+        False
+    ] * 4
+    assert counting.calls == {"Query": 2, "PutItem": 4}
+
+
+async def test_an_acquire_of_free_leases_searches_once(client: AwsClient) -> None:
+    table = a_space()
+    await client.call("dynamodb", "CreateTable", a_table_of_leases(table))
+    counting = CountingClient(client)
+    coordinator = DynamoCoordinator(counting, table, clock=ManualClock(), random=Random(1))
+    await coordinator.acquire(JOB, RUN, count_max=1, cap=10, ttl_s=30)
+    counting.calls.clear()
+
+    leases = await coordinator.acquire(JOB, RUN, count_max=5, cap=10, ttl_s=30)
+
+    assert len(leases) == 5
+    assert counting.calls == {"Query": 1, "PutItem": 5}
