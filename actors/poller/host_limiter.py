@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import KeysView, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -36,6 +36,9 @@ _WEIGHT = 0.3
 # A message returns half a turn before its host is expected to have room, because an unused place at
 # a host is lost and a message that is early only waits.
 _EARLY_TURNS = 0.5
+# Messages whose turns are this close are bounced in one call, because calls of SQS have a price. It
+# rounds delays to seconds anyway.
+_BOUNCE_S = 1.0
 # Limits are read again this much earlier than a crawl relies on it.
 _REFRESH_SHARE = 0.8
 
@@ -180,20 +183,26 @@ class HostLimiter:
         return 1 + math.ceil((limit.rate_per_s or 0.0) * limits.HOST_SLACK_S)
 
     async def _hold_or_bounce(self, refused: Sequence[tuple[Message, str]]) -> None:
+        bounced: defaultdict[int, list[tuple[Message, float]]] = defaultdict(list)
+        for message, host in refused:
+            if self.held.is_full:
+                delay_s = self._wait_s(host, message)
+                bounced[int(delay_s / _BOUNCE_S)].append((message, delay_s))
+            else:
+                self.held.hold(host, message)
+            self._mark_full(host)
         async with trio.open_nursery() as nursery:
-            for message, host in refused:
-                if self.held.is_full:
-                    nursery.start_soon(self._bounce, message, self._wait_s(host, message))
-                else:
-                    self.held.hold(host, message)
-                self._mark_full(host)
+            for group in bounced.values():
+                nursery.start_soon(self._bounce, group)
 
-    async def _bounce(self, message: Message, delay_s: float) -> None:
-        self._metrics.messages_bounced.inc()
+    async def _bounce(self, group: Sequence[tuple[Message, float]]) -> None:
+        """Bounces messages together, until the first of them has its turn."""
+        self._metrics.messages_bounced.inc(len(group))
+        delay_s = min(delay_s for _, delay_s in group)
         heapq.heappush(self._due, trio.current_time() + delay_s)
-        # The message returns after its visibility timeout.
+        # The messages return after their visibility timeout.
         with suppress(Unavailable):
-            await self._env.queue.bounce((message,), delay_s=delay_s)
+            await self._env.queue.bounce([message for message, _ in group], delay_s=delay_s)
 
     def _wait_s(self, host: str, message: Message) -> float:
         """Returns the seconds until the next free turn at this host, estimated by its pace. A

@@ -22,13 +22,15 @@ P = TypeVar("P")
 class Faults:
     """`before` and `after`: how many of the next calls of a method fail on which side.
 
-    `latency_s`: how long each call of a method takes before it acts.
+    `latency_s`: how long each call of a method takes before it acts. `calls`: how many calls a
+    method has had.
     """
 
     before: Counter[str] = field(default_factory=Counter)
     after: Counter[str] = field(default_factory=Counter)
     fired: Counter[str] = field(default_factory=Counter)
     latency_s: Mapping[str, float] = field(default_factory=dict)
+    calls: Counter[str] = field(default_factory=Counter)
 
     def strike(self, side: Counter[str], method: str) -> None:
         if side[method] > 0:
@@ -52,6 +54,7 @@ class _Faulty:
             return target
 
         async def call(*args: Any, **kwargs: Any) -> Any:
+            self._faults.calls[method] += 1
             self._faults.strike(self._faults.before, method)
             await trio.sleep(self._faults.latency_s.get(method, 0.0))
             answer = await target(*args, **kwargs)

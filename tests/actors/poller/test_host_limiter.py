@@ -170,6 +170,26 @@ async def test_a_message_that_cannot_be_held_returns_about_when_it_has_its_turn(
     assert hosts.begun[ONE][-1] - hosts.begun[ONE][0] < count * 0.5 / 4 * 1.2
 
 
+async def test_messages_whose_turns_are_close_are_bounced_in_one_call(
+    autojump_clock: MockClock,
+) -> None:
+    world, _ = a_host_world(think_s=0.1)
+    faults = Faults()
+    world = replace(world, env=replace(world.env, queue=faulty(world.env.queue, faults)))
+
+    async with world.working():
+        accepted = await world.submit(
+            urls(limits.HELD_MESSAGES_MAX + 400, ONE),
+            host_limits=HostLimits(HostLimit(concurrency=16)),
+        )
+        await world.ended(accepted)
+
+    bounced = world.metrics.registry.get_sample_value("conveyor_queue_messages_bounced_total")
+    assert bounced
+    assert bounced >= 100
+    assert faults.calls["bounce"] < bounced / 4
+
+
 async def test_held_messages_stay_hidden_for_as_long_as_they_wait(
     autojump_clock: MockClock,
 ) -> None:
@@ -297,12 +317,12 @@ async def test_an_outage_while_messages_go_back_ends_nothing(autojump_clock: Moc
             urls(limits.HELD_MESSAGES_MAX + 60, ONE),
             host_limits=HostLimits(HostLimit(concurrency=1)),
         )
-        faults.before["bounce"] = 20
+        faults.before["bounce"] = 3
         await trio.sleep(3)
         pollers = world.pollers(supervisor)
         _, totals = await world.ended(accepted)
 
     assert pollers == [accepted.run.run_id]
-    assert faults.fired["bounce"] == 20
+    assert faults.fired["bounce"] == 3
     assert totals.successful == limits.HELD_MESSAGES_MAX + 60
     assert hosts.busy_max == {ONE: 1}
