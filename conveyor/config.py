@@ -172,7 +172,7 @@ class Settings:
     #: The client for AWS calls: `lean` is our own; `boto` is aioboto3, for comparison, and as a
     #: fallback when a service sends a response that ours does not understand.
     aws_plane: str = "lean"
-    quotas: Quotas = field(default_factory=Quotas)
+    quotas: Quotas = field(default_factory=lambda: DEFAULTS)
     #: Seconds that one AWS call has, all attempts included; calls to S3 have at least 60.
     aws_timeout_s: int = limits.AWS_TIMEOUT_S
     #: Milliseconds that a fetched page of up to 1 MiB waits for others of its run to share an
@@ -310,9 +310,7 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
 
 
 def _quotas(read: _Reader) -> Quotas:
-    return Quotas(
-        {quota: read(name, str(DEFAULTS[quota]), _quota) for name, quota in QUOTAS.items()}
-    )
+    return {quota: read(name, str(DEFAULTS[quota]), _quota) for name, quota in QUOTAS.items()}
 
 
 def _postgres_settings(read: _Reader, engine: str) -> PostgresSettings:

@@ -352,7 +352,7 @@ def settings_of(options: Options) -> Settings:
 
 def _quotas(options: Options) -> Quotas:
     tight = {Quota(name): limit for name, limit in options.neighbours.quotas.items()}
-    return Quotas({**DEFAULTS, **tight})
+    return {**DEFAULTS, **tight}
 
 
 def _cadence(options: Options) -> PollIntervals:

@@ -18,7 +18,7 @@ from conveyor.domain.changes import Applied, Change, Verdict
 from conveyor.domain.errors import Conflict
 from conveyor.domain.event_log import events_in
 from conveyor.domain.ids import Random
-from conveyor.domain.quota import Quotas
+from conveyor.domain.quota import DEFAULTS, Quotas
 from conveyor.domain.submit.admission import AdmissionMode, choose_path
 from conveyor.domain.submit.scraper_params import REMOTE_SUPPORT, GatewaySupport
 from conveyor.domain.submit.target import TargetPolicy
@@ -121,7 +121,7 @@ class RuntimeConfig:
     row_days: int = limits.ROW_DAYS
     pace: BatchingConfig = BatchingConfig()
     cadence: PollIntervals = PollIntervals()
-    quotas: Quotas = field(default_factory=Quotas)
+    quotas: Quotas = field(default_factory=lambda: DEFAULTS)
     build: str = "unknown"
     # The series of a run has a bucket for so many ended tasks or more.
     sample_tasks_min: int = 1

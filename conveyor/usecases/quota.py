@@ -131,7 +131,7 @@ class StorageQuotas:
         `bytes_sent` bounds what the request can bring; it is None if the request names existing
         rows.
         """
-        limited = [quota for quota in quotas if self._quotas.limit(quota) is not None]
+        limited = [quota for quota in quotas if self._quotas.get(quota) is not None]
         if not limited:
             yield
             return
@@ -169,7 +169,7 @@ class StorageQuotas:
         self, caller: CallerId, run_id: RunId, find_begun: FindBegun
     ) -> AsyncGenerator[None, None]:
         """Encloses a request for one more export of a run."""
-        limit = self._quotas.limit(Quota.EXPORTS_PER_RUN)
+        limit = self._quotas.get(Quota.EXPORTS_PER_RUN)
         async with self._account(caller).turn, self._turn_elsewhere(caller, SHORT_TURN_LEASE_S):
             is_full = limit is not None and await self._count_exports(run_id) >= limit
             if limit is not None and is_full and await find_begun() is None:
@@ -181,7 +181,7 @@ class StorageQuotas:
         self, caller: CallerId, find_begun: FindBegun
     ) -> AsyncGenerator[None, None]:
         """Encloses a request for one more file input."""
-        limit = self._quotas.limit(Quota.UPLOAD_SLOTS)
+        limit = self._quotas.get(Quota.UPLOAD_SLOTS)
         async with self._account(caller).turn, self._turn_elsewhere(caller, SHORT_TURN_LEASE_S):
             is_full = limit is not None and await self.count_slots(caller) >= limit
             if limit is not None and is_full and await find_begun() is None:
@@ -217,13 +217,13 @@ class StorageQuotas:
         }
         return any(
             account.use.of(quota) + PROCESSES * pending[quota]
-            >= NEAR * (self._quotas.limit(quota) or 0)
+            >= NEAR * (self._quotas.get(quota) or 0)
             for quota in quotas
         )
 
     def _find_exceeded(self, use: Use, quotas: Sequence[Quota]) -> QuotaExceeded | None:
         for quota in quotas:
-            limit = self._quotas.limit(quota)
+            limit = self._quotas.get(quota)
             if limit is not None and use.of(quota) >= limit:
                 return QuotaExceeded(quota, limit, retry_after_s=RETRY_S)
         return None

@@ -14,7 +14,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from conveyor.domain.quota import DEFAULTS, Quota, Quotas
+from conveyor.domain.quota import DEFAULTS, Quota
 from tests.api.world import ANNA, BERT, Seen, World, make_world
 from tests.conformance.engines import ENGINES, Engine, fresh_engine
 
@@ -35,7 +35,7 @@ def _on(engine: Engine, world: World) -> World:
 @pytest.fixture
 async def world(autojump_clock: MockClock) -> AsyncIterator[World]:
     limits = {**DEFAULTS, **{Quota(name): limit for name, limit in AWS_QUOTAS.items()}}
-    base = make_world(quotas=Quotas(limits))
+    base = make_world(quotas=limits)
     async with fresh_engine("aws-modelled", base.clock) as engine:
         yield _on(engine, base)
 

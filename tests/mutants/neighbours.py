@@ -18,7 +18,7 @@ from conveyor.domain.backpressure.call_window import CallWindow
 from conveyor.domain.backpressure.gateway_health import UNREACHABLE_TO_OPEN, GatewayHealth
 from conveyor.domain.ids import CallerId
 from conveyor.domain.model import Result, RunStatus, TaskStatus
-from conveyor.domain.quota import Quota, Quotas
+from conveyor.domain.quota import Quota
 from conveyor.usecases.context import Context
 from conveyor.usecases.quota import StorageQuotas, Use
 from conveyor.usecases.run import reconcile, run_progress
@@ -62,7 +62,7 @@ async def a_crash(env: Context) -> object:
 
 async def a_used_up_quota(env: Context) -> object:
     await trio.lowlevel.checkpoint()
-    quotas = StorageQuotas(env, Quotas({Quota.LIVE_RUNS: 1}))
+    quotas = StorageQuotas(env, {Quota.LIVE_RUNS: 1})
     return quotas._find_exceeded(Use(live_runs=1), [Quota.LIVE_RUNS]) is None
 
 

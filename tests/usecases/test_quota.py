@@ -13,7 +13,7 @@ from conveyor.domain.errors import Conflict
 from conveyor.domain.export_record import ExportFormat
 from conveyor.domain.ids import InputId, RunId
 from conveyor.domain.model import ListFormat, ListSpec
-from conveyor.domain.quota import Quota, QuotaExceeded, Quotas
+from conveyor.domain.quota import Quota, QuotaExceeded
 from conveyor.usecases import export as exports
 from conveyor.usecases.context import Context
 from conveyor.usecases.quota import JOB_S, TURN_S, StorageQuotas, Use
@@ -27,7 +27,7 @@ DAY_S = 86_400.0
 
 
 def quotas_of(env: Context, **by_name: int | None) -> StorageQuotas:
-    return StorageQuotas(env, Quotas({Quota(name): limit for name, limit in by_name.items()}))
+    return StorageQuotas(env, {Quota(name): limit for name, limit in by_name.items()})
 
 
 async def not_begun() -> None:

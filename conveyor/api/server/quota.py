@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import trio
 
 from conveyor.domain.ids import CallerId
-from conveyor.domain.quota import Quota, QuotaExceeded, Quotas, TokenBucket
+from conveyor.domain.quota import Quota, QuotaExceeded, Quotas
 
 # A client may send the requests of this many seconds at once. A smaller value refuses short bursts.
 BURST_S = 5.0
@@ -46,6 +46,33 @@ def group_address(text: str | None) -> str | None:
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is None:
         return str(ipaddress.ip_network((address, _IPV6_NETWORK_BITS), strict=False))
     return str(getattr(address, "ipv4_mapped", None) or address)
+
+
+@dataclass(slots=True)
+class TokenBucket:
+    """Allows `rate_per_s` on average and bursts of up to `burst`."""
+
+    rate_per_s: float
+    burst: float
+    tokens: float
+    at: float
+
+    @classmethod
+    def full(cls, rate_per_s: float, burst: float, *, now: float) -> TokenBucket:
+        return cls(rate_per_s, burst, burst, now)
+
+    def take(self, now: float) -> float:
+        """Takes a token; answers how many seconds to wait where there is none, else 0."""
+        elapsed_s = max(0.0, now - self.at)
+        self.tokens = min(self.burst, self.tokens + elapsed_s * self.rate_per_s)
+        self.at = now
+        if self.tokens < 1.0:
+            return (1.0 - self.tokens) / self.rate_per_s
+        self.tokens -= 1.0
+        return 0.0
+
+    def is_full(self, now: float) -> bool:
+        return self.tokens + (now - self.at) * self.rate_per_s >= self.burst
 
 
 @dataclass(slots=True, eq=False)
@@ -106,7 +133,7 @@ class RequestQuotas:
 
     @contextmanager
     def hold_audit(self, caller: CallerId) -> Iterator[None]:
-        limit = self.quotas.limit(Quota.AUDITS)
+        limit = self.quotas.get(Quota.AUDITS)
         if limit is not None and self._audits_count >= AUDITS_MAX:
             raise QuotaExceeded(Quota.AUDITS, AUDITS_MAX, retry_after_s=AUDIT_RETRY_S)
         held = self._hold([(Quota.AUDITS, str(caller))], retry_after_s=AUDIT_RETRY_S)
@@ -135,14 +162,14 @@ class RequestQuotas:
 
     def _hold(self, keys: list[tuple[Quota, str]], *, retry_after_s: float) -> Held:
         for key in keys:
-            limit = self.quotas.limit(key[0])
+            limit = self.quotas.get(key[0])
             if limit is not None and self._held[key] >= limit:
                 raise QuotaExceeded(key[0], limit, retry_after_s=retry_after_s)
         self._held.update(keys)
         return Held(self._held, keys)
 
     def _take(self, quota: Quota, name: str, *, per_s: float, burst_s: float = BURST_S) -> None:
-        limit = self.quotas.limit(quota)
+        limit = self.quotas.get(quota)
         if limit is None:
             return
         now = trio.current_time()
@@ -157,7 +184,7 @@ class RequestQuotas:
 
     def _admit_caller(self, caller: CallerId, address: str) -> None:
         """Limits the keys that one address uses within an hour: it can invent any number."""
-        limit = self.quotas.limit(Quota.ADDRESS_CALLERS)
+        limit = self.quotas.get(Quota.ADDRESS_CALLERS)
         if limit is None:
             return
         callers = self._callers.setdefault(address, {})

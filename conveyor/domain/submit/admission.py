@@ -32,7 +32,7 @@ from conveyor.domain.changes import (
     Update,
     Write,
 )
-from conveyor.domain.errors import InvalidTask, make_problem
+from conveyor.domain.errors import InvalidTask, Refused, make_problem
 from conveyor.domain.ids import BatchId, RunId, TaskId, shards_of, task_ids
 from conveyor.domain.lifecycle import (
     ACCEPTS_LISTS,
@@ -487,3 +487,35 @@ def _is_storable(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+# The disk space of one short admitted line with its message, and of one invalid line with its
+# problem (embedded engine: 333 and 640 bytes).
+TASK_BYTES = 340
+BAD_TASK_BYTES = 650
+GROWTH_MAX = 100
+# A list of one or two hundred lines is never refused: its job and run alone need some kilobytes.
+GROWTH_FREE_BYTES = 100_000
+
+
+class GrowsTooMuch(Refused):
+    """The request would need far more storage than its own size."""
+
+    status = 413
+    code = "request_too_large"
+    title = "Request too large"
+
+
+def grows_too_much(sent_bytes: int, *, tasks_count: int, bad_count: int) -> bool:
+    """Returns whether a list needs more than 100 times the bytes that were sent."""
+    stored_bytes = (tasks_count - bad_count) * TASK_BYTES + bad_count * BAD_TASK_BYTES
+    return stored_bytes > max(GROWTH_MAX * sent_bytes, GROWTH_FREE_BYTES)
+
+
+def check_growth(sent_bytes: int, *, tasks_count: int, bad_count: int) -> None:
+    if grows_too_much(sent_bytes, tasks_count=tasks_count, bad_count=bad_count):
+        raise GrowsTooMuch(
+            f"{tasks_count:,} lines in {sent_bytes:,} bytes would take up more than {GROWTH_MAX} "
+            "times as much on disk; leave out lines that are not valid, and send a list that long "
+            "without compression."
+        )

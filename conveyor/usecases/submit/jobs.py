@@ -33,10 +33,9 @@ from conveyor.domain.model import (
     Totals,
     Webhook,
 )
-from conveyor.domain.quota import BAD_TASK_BYTES, GROWTH_FREE_BYTES, GROWTH_MAX
 from conveyor.domain.run import termination
 from conveyor.domain.submit import admission
-from conveyor.domain.submit.admission import AdmissionMode, Secrets, TaskDraft
+from conveyor.domain.submit.admission import AdmissionMode, Secrets, TaskDraft, grows_too_much
 from conveyor.domain.submit.scraper_params import Params, derive_format
 from conveyor.usecases import budget as budgets
 from conveyor.usecases.context import AGAIN, Again, Context, retry_or_refuse
@@ -346,7 +345,7 @@ async def refuse_growth(
 ) -> None:
     """Raises GrowsTooMuch for a list that needs far more storage than its request had bytes. Only a
     list that could be one is checked, because the check validates every line."""
-    if len(drafts) * BAD_TASK_BYTES > max(GROWTH_MAX * bytes_sent, GROWTH_FREE_BYTES):
+    if grows_too_much(bytes_sent, tasks_count=len(drafts), bad_count=len(drafts)):
         job = await load_owned_job(env, caller, job_id)
         await staging.check_tasks(env, job, drafts, OnInvalid.SKIP, bytes_sent=bytes_sent)
 

@@ -15,9 +15,8 @@ from conveyor.domain.changes import BatchKey, ScheduleKey
 from conveyor.domain.errors import InvalidTask, InvalidTasks
 from conveyor.domain.ids import BatchId, CallerId, JobId, RunId
 from conveyor.domain.model import Job, Method, StagedList, TaskSpec
-from conveyor.domain.quota import check_growth
 from conveyor.domain.submit import admission
-from conveyor.domain.submit.admission import Refusal, Secrets, TaskDraft
+from conveyor.domain.submit.admission import Refusal, Secrets, TaskDraft, check_growth
 from conveyor.domain.submit.scraper_params import NOT_WITH_POST
 from conveyor.usecases.context import Context
 

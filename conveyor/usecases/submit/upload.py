@@ -20,7 +20,7 @@ from conveyor.domain.errors import Conflict, InputNotFound, InvalidArgument, Ref
 from conveyor.domain.ids import FIRST_BATCH, CallerId, InputId, RunId, is_ulid
 from conveyor.domain.model import Job, JobInput, ListSpec, UploadedList
 from conveyor.domain.queries import ExpiredInputs
-from conveyor.domain.quota import check_growth
+from conveyor.domain.submit.admission import check_growth
 from conveyor.domain.submit.list_parser import Line, ListBroken, ListReader, ListTooLarge
 from conveyor.ports.blobs import Stored
 from conveyor.ports.errors import BlobMissing, BlobTooLarge

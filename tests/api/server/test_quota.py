@@ -22,7 +22,8 @@ from conveyor.api.server.quota import (
 from conveyor.domain import limits
 from conveyor.domain.changes import Change, Update, Verdict
 from conveyor.domain.ids import CallerId, LeaseId
-from conveyor.domain.quota import DEFAULTS, Quota, QuotaExceeded, Quotas, check_growth
+from conveyor.domain.quota import DEFAULTS, Quota, QuotaExceeded
+from conveyor.domain.submit.admission import check_growth
 from conveyor.ports.coordinator import Coordinator
 from conveyor.ports.errors import Unavailable
 from conveyor.usecases.quota import TURN_S
@@ -32,7 +33,7 @@ from tests.usecases.faults import Fault, FaultyStore, When
 
 def _world(**quotas: int | None) -> World:
     limits = {**DEFAULTS, **{Quota(name): limit for name, limit in quotas.items()}}
-    return make_world(quotas=Quotas(limits))
+    return make_world(quotas=limits)
 
 
 def _list(count: int, **more: Any) -> dict[str, Any]:
@@ -309,7 +310,7 @@ async def test_the_quotas_show_limits_and_use_and_metrics_count_refusals() -> No
 
 def test_streams_and_audits_are_limited_and_given_back() -> None:
     limits = {**DEFAULTS, Quota.STREAMS: 1, Quota.ADDRESS_STREAMS: 2}
-    quotas = RequestQuotas(Quotas(limits), counts_addresses=True)
+    quotas = RequestQuotas(limits, counts_addresses=True)
     callers = [CallerId(name) for name in "abc"]
     first, second = (quotas.hold_stream(caller, "192.0.2.1") for caller in callers[:2])
 
@@ -332,7 +333,7 @@ def test_streams_and_audits_are_limited_and_given_back() -> None:
 async def test_pages_of_results_are_read_in_turn_and_no_caller_takes_the_turns_of_others(
     autojump_clock: MockClock,
 ) -> None:
-    quotas = RequestQuotas(Quotas(DEFAULTS))
+    quotas = RequestQuotas(DEFAULTS)
     reading: Counter[CallerId] = Counter()
     most: Counter[CallerId] = Counter()
     ended_at: dict[CallerId, float] = {}
@@ -360,7 +361,7 @@ async def test_pages_of_results_are_read_in_turn_and_no_caller_takes_the_turns_o
 
 
 async def test_one_address_is_not_any_number_of_callers(autojump_clock: MockClock) -> None:
-    quotas = RequestQuotas(Quotas({Quota.ADDRESS_CALLERS: 2}), counts_addresses=True)
+    quotas = RequestQuotas({Quota.ADDRESS_CALLERS: 2}, counts_addresses=True)
     for name in "aba":
         quotas.admit_request(CallerId(name), "192.0.2.1")
 

@@ -12,9 +12,8 @@ from conveyor.domain.changes import BatchKey
 from conveyor.domain.errors import InvalidTasks
 from conveyor.domain.ids import FIRST_BATCH, BatchId, JobId, RunId
 from conveyor.domain.model import Job, RunStatus, StagedList, TaskStatus
-from conveyor.domain.quota import GrowsTooMuch
 from conveyor.domain.run.settlement import Claimed
-from conveyor.domain.submit.admission import TaskDraft
+from conveyor.domain.submit.admission import GrowsTooMuch, TaskDraft
 from conveyor.domain.submit.scraper_params import NOT_WITH_POST, Params
 from conveyor.ports.errors import BlobMissing
 from conveyor.usecases.context import Context
