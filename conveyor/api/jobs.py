@@ -21,7 +21,7 @@ from conveyor.api.route import (
     Route,
     make_handler,
 )
-from conveyor.api.runs import STORAGE_QUOTAS, fresh_run_response
+from conveyor.api.runs import STORAGE_QUOTAS
 from conveyor.api.schedule import cached_job_response, show_job
 from conveyor.api.server.request import RequestContext, Response, Work, json_reply
 from conveyor.api.streaming_submit import StreamingSubmit
@@ -60,11 +60,12 @@ from conveyor.schemas.responses import (
     SubmitDryRunResponse,
     SubmitJobResponse,
 )
-from conveyor.schemas.views import webhook_view
+from conveyor.schemas.views import run_view, webhook_view
 from conveyor.usecases import budget
 from conveyor.usecases import webhook as webhooks
 from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import load_owned_job
+from conveyor.usecases.run import run_progress
 from conveyor.usecases.run.results import owner_scope
 from conveyor.usecases.submit import jobs, staging
 from conveyor.usecases.submit.jobs import Submission
@@ -98,11 +99,12 @@ async def _submit(call: RequestContext, submission: Submission, job_id: str) -> 
     find_existing = partial(call.env.store.read, JobKey(JobId(job_id)))
     async with call.api.storage.admit(call.caller, stored, find_existing, bytes_sent=bytes_sent):
         accepted = await jobs.submit(call.env, call.caller, submission, job_id=JobId(job_id))
+    overview = await run_progress.fresh_overview(call.env, accepted.run, accepted.totals)
     body = SubmitJobResponse(
         job_id=accepted.job.job_id,
         status=accepted.job.status,
         accepted_tasks=accepted.accepted,
-        latest_run=await fresh_run_response(call.env, accepted.run, accepted.totals),
+        latest_run=run_view(overview),
         webhook=webhook_view(accepted.job.webhook),
     )
     return json_reply(body, 202 if accepted.is_later else 201)
@@ -303,10 +305,11 @@ async def _add_tasks(
             batch_id=BatchId(batch_id),
             on_invalid=OnInvalid[request.on_invalid.upper()],
         )
+    overview = await run_progress.fresh_overview(call.env, accepted.run, accepted.totals)
     body = AddTasksResponse(
         accepted_tasks=accepted.accepted,
         job_status=accepted.job.status,
-        latest_run=await fresh_run_response(call.env, accepted.run, accepted.totals),
+        latest_run=run_view(overview),
     )
     return json_reply(body)
 

@@ -27,7 +27,7 @@ from conveyor.domain.changes import RunKey
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.lifecycle import RUN_VISIBLE
-from conveyor.domain.model import FailureReason, PauseState, Run, TaskStatus, Totals
+from conveyor.domain.model import FailureReason, PauseState, TaskStatus
 from conveyor.domain.queries import RunsOf
 from conveyor.domain.quota import Quota
 from conveyor.domain.submit.target import host_of
@@ -42,43 +42,14 @@ from conveyor.schemas.responses import (
     SeriesResponse,
 )
 from conveyor.schemas.views import bucket_view, fetch_view, run_view
-from conveyor.usecases.context import Context
-from conveyor.usecases.lookup import load_budget, load_owned_job, load_owned_run, totals_of
-from conveyor.usecases.run import audit, results, run_progress, runs
+from conveyor.usecases.lookup import load_owned_job, load_owned_run
+from conveyor.usecases.run import audit, run_progress, runs
 from conveyor.usecases.run import rerun as reruns
 from conveyor.usecases.run.rerun import RerunFilter
 from conveyor.usecases.run.results import owner_scope
 
 # The quotas of every request that stores tasks.
 STORAGE_QUOTAS = (Quota.STORED_TASKS, Quota.STORED_BYTES)
-
-
-async def fresh_run_response(env: Context, run: Run, totals: Totals | None = None) -> RunResponse:
-    """The response to a change. It contains the change: totals are not read from the cache."""
-    if totals is None:
-        totals = await totals_of(env, run)
-    await run_progress.invalidate_totals(env, run)
-    return await _view(env, run, totals)
-
-
-async def cached_run_response(env: Context, run: Run) -> RunResponse:
-    """The response to a read. Its totals may come from the cache."""
-    return await _view(env, run, await run_progress.cached_totals(env, run))
-
-
-async def _view(env: Context, run: Run, totals: Totals) -> RunResponse:
-    progress = await run_progress.load_progress(env, run, totals)
-    budget = await load_budget(env, run)
-    expiring = msgspec.structs.replace(run, expires_at=results.run_instant(env, run))
-    return run_view(
-        expiring,
-        totals,
-        progress.inflight,
-        progress.waiting_on,
-        progress.eta_s,
-        budget,
-        progress.rate_per_s,
-    )
 
 
 async def list_runs(call: RequestContext) -> Response:
@@ -91,7 +62,7 @@ async def list_runs(call: RequestContext) -> Response:
     before = None if cursor is None else int(queries.read_cursor(cursor, scope=scope, sign=sign))
     query = RunsOf(job_id=job.job_id, statuses=RUN_VISIBLE, before=before, limit=limit + 1)
     rows = await env.store.find(query)
-    views = [await cached_run_response(env, run) for run in rows[:limit]]
+    views = [run_view(await run_progress.cached_overview(env, run)) for run in rows[:limit]]
     if len(rows) <= limit:
         return json_reply(ListJobRunsResponse(views, None))
     next_cursor = queries.make_cursor(str(rows[limit - 1].sequence), scope=scope, sign=sign)
@@ -101,7 +72,7 @@ async def list_runs(call: RequestContext) -> Response:
 async def get_run(call: RequestContext) -> Response:
     job = await load_owned_job(call.env, call.caller, call.ids["job_id"])
     run = await load_owned_run(call.env, job, call.ids["run_id"])
-    return json_reply(await cached_run_response(call.env, run))
+    return json_reply(run_view(await run_progress.cached_overview(call.env, run)))
 
 
 async def stop(call: RequestContext, _: str) -> Response:
@@ -115,8 +86,8 @@ async def stop(call: RequestContext, _: str) -> Response:
         released=stopped.receipt.released,
         abandoned=stopped.receipt.abandoned,
     )
-    view = await fresh_run_response(call.env, stopped.run, stopped.totals)
-    return json_reply(msgspec.structs.replace(view, receipt=receipt))
+    overview = await run_progress.fresh_overview(call.env, stopped.run, stopped.totals)
+    return json_reply(msgspec.structs.replace(run_view(overview), receipt=receipt))
 
 
 async def pause(call: RequestContext, _: str) -> Response:
@@ -129,7 +100,7 @@ async def resume(call: RequestContext, _: str) -> Response:
 
 async def _set_pause(call: RequestContext, state: PauseState) -> Response:
     run = await runs.set_pause(call.env, call.caller, call.ids["job_id"], state)
-    return json_reply(await fresh_run_response(call.env, run))
+    return json_reply(run_view(await run_progress.fresh_overview(call.env, run)))
 
 
 async def delete_run(call: RequestContext, _: str) -> Response:
@@ -200,10 +171,11 @@ async def _rerun(call: RequestContext, choice: RerunFilter, run_id: str) -> Resp
                 hosts=choice.hosts,
                 run_id=RunId(run_id),
             )
+    overview = await run_progress.fresh_overview(call.env, started.run, started.totals)
     body = RerunJobResponse(
         job_id=started.job.job_id,
         status=started.job.status,
-        latest_run=await fresh_run_response(call.env, started.run, started.totals),
+        latest_run=run_view(overview),
         rerun_of=started.rerun_of,
         retried_tasks=started.retried,
         inherited_tasks=started.inherited,

@@ -6,37 +6,41 @@ from __future__ import annotations
 from functools import partial
 
 from conveyor.api.route import Command, Example, Route
-from conveyor.api.runs import STORAGE_QUOTAS, cached_run_response, fresh_run_response
+from conveyor.api.runs import STORAGE_QUOTAS
 from conveyor.api.server.request import RequestContext, Response, Work, json_reply
 from conveyor.domain.changes import JobKey
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.ids import JobId
 from conveyor.domain.model import Job
+from conveyor.domain.run.wait_reason import RunOverview
 from conveyor.domain.schedule import Overlap, Rule, ScheduleStatus
 from conveyor.schemas.requests import decode_schedule, decode_schedule_state
-from conveyor.schemas.responses import JobResponse, RunResponse, SubmitJobResponse
+from conveyor.schemas.responses import JobResponse, SubmitJobResponse
 from conveyor.schemas.schedule import JobSchedule, UpdateScheduleStateRequest, rule_from, state_from
-from conveyor.schemas.views import job_view, scheduled_view, webhook_view
+from conveyor.schemas.views import job_view, run_view, scheduled_view, webhook_view
 from conveyor.usecases import schedule as schedules
 from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import latest_run
+from conveyor.usecases.run import run_progress
 from conveyor.usecases.submit.jobs import Submission
 
 
 async def show_job(env: Context, job: Job) -> JobResponse:
     """The response to a change. It contains the change: totals are not read from the cache."""
     run = await latest_run(env, job)
-    return await _view(env, job, None if run is None else await fresh_run_response(env, run))
+    overview = None if run is None else await run_progress.fresh_overview(env, run)
+    return await _view(env, job, overview)
 
 
 async def cached_job_response(env: Context, job: Job) -> JobResponse:
     """The response to a read. The totals of its run may come from the cache."""
     run = await latest_run(env, job)
-    return await _view(env, job, None if run is None else await cached_run_response(env, run))
+    overview = None if run is None else await run_progress.cached_overview(env, run)
+    return await _view(env, job, overview)
 
 
-async def _view(env: Context, job: Job, run: RunResponse | None) -> JobResponse:
-    view = job_view(job, run)
+async def _view(env: Context, job: Job, overview: RunOverview | None) -> JobResponse:
+    view = job_view(job, None if overview is None else run_view(overview))
     schedule = await schedules.schedule_of(env, job)
     return view if schedule is None else scheduled_view(view, schedule, env.now())
 

@@ -22,16 +22,14 @@ from conveyor.domain.model import (
     Method,
     Notice,
     PauseState,
-    Run,
     SigningKey,
     SigningKeys,
     Task,
     TaskStatus,
-    Totals,
     Webhook,
 )
 from conveyor.domain.run.series import Bucket
-from conveyor.domain.run.wait_reason import Waiting
+from conveyor.domain.run.wait_reason import RunOverview, Waiting
 from conveyor.domain.schedule import Schedule, Skip, upcoming_times
 from conveyor.schemas.requests import BudgetInput, HostLimitInput, HostLimitsInput
 from conveyor.schemas.responses import (
@@ -97,27 +95,21 @@ def bucket_view(bucket: Bucket) -> SeriesBucket:
     )
 
 
-def run_view(
-    run: Run,
-    totals: Totals,
-    inflight: int,
-    waiting: Waiting | None = None,
-    eta_s: float | None = None,
-    budget: Budget | None = None,
-    rate_per_s: float | None = None,
-) -> RunResponse:
+def run_view(overview: RunOverview) -> RunResponse:
     """Returns the response for a run.
 
-    `inflight` comes from leases, which can still exist after their task settled, so it is clamped
-    to the tasks that are left. The counters may be newer than the run row and include a list that
-    the row does not.
+    The tasks in flight come from leases, which can still exist after their task settled, so they
+    are clamped to the tasks that are left. The counters may be newer than the run row and include
+    a list that the row does not.
     """
+    run, totals, progress = overview.run, overview.totals, overview.progress
     is_terminal = run.status in RUN_TERMINAL
     total = max(run.planned, totals.admitted)
     left = total - totals.done
     # An ended run retries no task.
     retrying = 0 if is_terminal else min(max(0, totals.retrying), left)
-    busy = 0 if is_terminal else min(max(0, inflight), left - retrying)
+    rate_per_s = progress.rate_per_s
+    busy = 0 if is_terminal else min(max(0, progress.inflight), left - retrying)
     stats = RunStats(
         total=total,
         completed=totals.done,
@@ -146,11 +138,11 @@ def run_view(
         stop_reason=run.stop_reason,
         failure_reason=run.failure_reason,
         failure_detail=run.failure_detail,
-        waiting_on=None if waiting is None else waiting_view(waiting),
-        eta_seconds=None if eta_s is None else math.ceil(eta_s),
+        waiting_on=None if progress.waiting_on is None else waiting_view(progress.waiting_on),
+        eta_seconds=None if progress.eta_s is None else math.ceil(progress.eta_s),
         scheduled_for=None if run.scheduled_for is None else instant(run.scheduled_for),
         results_expire_at=None if run.expires_at is None else instant(run.expires_at),
-        budget=budget_view(budget),
+        budget=budget_view(overview.budget),
         rate_per_s=None if rate_per_s is None or is_terminal else round(rate_per_s, 2),
     )
 

@@ -13,12 +13,12 @@ from actors.status_reporter import StatusReporter, WaitStatus
 from conveyor.domain import limits
 from conveyor.domain.ids import CallerId, RunId, TaskId
 from conveyor.domain.model import FailureReason, PauseState
-from conveyor.domain.run.wait_reason import OpenFetch, Waiting, WaitReason
+from conveyor.domain.run.wait_reason import OpenFetch, RunProgress, Waiting, WaitReason
 from conveyor.engines.memory import MemoryCoordinator
 from conveyor.ports.errors import Unavailable
 from conveyor.usecases.lookup import totals_of
 from conveyor.usecases.run import runs
-from conveyor.usecases.run.run_progress import RunProgress, load_progress
+from conveyor.usecases.run.run_progress import load_progress
 from conveyor.usecases.submit.jobs import Accepted
 from tests.actors.world import CALLER, World, a_miss, make_world, urls
 from tests.builders import RUN, T0

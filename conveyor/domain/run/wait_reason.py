@@ -11,6 +11,7 @@ from enum import StrEnum
 
 import msgspec
 
+from conveyor.domain.budget import Budget
 from conveyor.domain.ids import TaskId
 from conveyor.domain.lifecycle import accepts_settles
 from conveyor.domain.model import PauseState, Run, Totals
@@ -122,6 +123,25 @@ class Waiting(msgspec.Struct, frozen=True):
     reason: WaitReason
     detail: str
     since: float | None = None
+
+
+class RunProgress(msgspec.Struct, frozen=True):
+    """Leases in use, the main reason for waiting, the estimated seconds to the end, and the tasks
+    that ended per second lately; None if unknown."""
+
+    inflight: int = 0
+    waiting_on: Waiting | None = None
+    eta_s: float | None = None
+    rate_per_s: float | None = None
+
+
+class RunOverview(msgspec.Struct, frozen=True):
+    """What a caller is shown of a run. The `expires_at` of the run is that of its last result."""
+
+    run: Run
+    totals: Totals
+    progress: RunProgress
+    budget: Budget | None = None
 
 
 def explain(facts: RunFacts) -> Waiting | None:

@@ -23,12 +23,19 @@ from conveyor.domain.model import PauseState, Run, RunStatus, Task, TaskStatus, 
 from conveyor.domain.queries import RunsIn, SamplesOf, TasksOf
 from conveyor.domain.run import series, wait_reason
 from conveyor.domain.run.series import Bucket
-from conveyor.domain.run.wait_reason import RunFacts, RunReport, Waiting, WorkerReport
+from conveyor.domain.run.wait_reason import (
+    RunFacts,
+    RunOverview,
+    RunProgress,
+    RunReport,
+    WorkerReport,
+)
 from conveyor.ports.cache import Cache, CachedValue, ReadTicket
 from conveyor.ports.errors import Unavailable
 from conveyor.telemetry import RunMetrics
 from conveyor.usecases.context import Context
-from conveyor.usecases.lookup import totals_of
+from conveyor.usecases.lookup import load_budget, totals_of
+from conveyor.usecases.run.results import run_instant
 
 # The status subject under which each worker reports that it is alive.
 WORKERS = "workers"
@@ -36,14 +43,25 @@ _RUN_REPORT = msgspec.json.Decoder(RunReport)
 _PRESENCE = msgspec.json.Decoder(WorkerReport)
 
 
-class RunProgress(msgspec.Struct, frozen=True):
-    """Leases in use, the main reason for waiting, the estimated seconds to the end, and the tasks
-    that ended per second lately; None if unknown."""
+async def fresh_overview(env: Context, run: Run, totals: Totals | None = None) -> RunOverview:
+    """For the response to a change, which contains the change: totals are not read from the
+    cache."""
+    if totals is None:
+        totals = await totals_of(env, run)
+    await invalidate_totals(env, run)
+    return await _overview(env, run, totals)
 
-    inflight: int = 0
-    waiting_on: Waiting | None = None
-    eta_s: float | None = None
-    rate_per_s: float | None = None
+
+async def cached_overview(env: Context, run: Run) -> RunOverview:
+    """For the response to a read. Its totals may come from the cache."""
+    return await _overview(env, run, await cached_totals(env, run))
+
+
+async def _overview(env: Context, run: Run, totals: Totals) -> RunOverview:
+    progress = await load_progress(env, run, totals)
+    budget = await load_budget(env, run)
+    expiring = msgspec.structs.replace(run, expires_at=run_instant(env, run))
+    return RunOverview(expiring, totals, progress, budget)
 
 
 async def load_progress(env: Context, run: Run, totals: Totals) -> RunProgress:

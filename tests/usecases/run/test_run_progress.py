@@ -15,7 +15,7 @@ from conveyor.domain import limits
 from conveyor.domain.ids import RunId
 from conveyor.domain.model import Job, PauseState, Run, ShardCounters, Totals
 from conveyor.domain.queries import StatsOf
-from conveyor.domain.run.wait_reason import RunReport, WaitReason, WorkerReport
+from conveyor.domain.run.wait_reason import RunProgress, RunReport, WaitReason, WorkerReport
 from conveyor.engines.redis.cache import ANSWER_S, RedisCache
 from conveyor.ports.coordinator import Coordinator
 from conveyor.ports.errors import Unavailable
@@ -26,7 +26,6 @@ from conveyor.usecases.lookup import load_owned_job, totals_of
 from conveyor.usecases.run import run_progress, runs
 from conveyor.usecases.run.run_progress import (
     WAIT_TIMEOUT_S,
-    RunProgress,
     cached_totals,
     invalidate_totals,
 )

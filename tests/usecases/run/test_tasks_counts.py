@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from conveyor.domain import limits
 from conveyor.domain.errors import make_problem
-from conveyor.domain.model import FailureReason, Job, PauseState, Run, Task
+from conveyor.domain.model import FailureReason, Job, PauseState, Run, Task, Totals
 from conveyor.domain.run import settlement, termination
 from conveyor.domain.run.settlement import Claimed, Cost
+from conveyor.domain.run.wait_reason import RunOverview, RunProgress
 from conveyor.ports.errors import QueueGone
 from conveyor.ports.gateway import NotScraped
 from conveyor.ports.queue import Message
@@ -42,6 +43,10 @@ BUSY = NotScraped(
 )
 STEPS = ("claim", "page", "busy", "hand_back", "lose", "wait", "pause", "add", "walk", "stop")
 WEIGHTED = (*STEPS, *("claim", "busy", "wait", "hand_back") * 3)
+
+
+def stats_of(run: Run, totals: Totals, leases: int) -> RunStats:
+    return run_view(RunOverview(run, totals, RunProgress(inflight=leases))).stats
 
 
 @dataclass
@@ -139,7 +144,7 @@ class History:
     async def shown(self) -> RunStats:
         leases = await self.env.coordinator.count(self.run.run_id)
         run = await self.now()
-        return run_view(run, await totals_of(self.env, run), leases).stats
+        return stats_of(run, await totals_of(self.env, run), leases)
 
 
 async def a_history(count: int) -> History:
@@ -218,6 +223,6 @@ async def test_counters_younger_than_the_run_still_add_up() -> None:
     await work(world.env, accepted.run)
 
     older = accepted.run
-    stats = run_view(older, await totals_of(world.env, older), 0).stats
+    stats = stats_of(older, await totals_of(world.env, older), 0)
 
     assert (stats.total, stats.completed, stats.pending) == (5, 5, 0)
