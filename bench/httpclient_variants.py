@@ -17,7 +17,8 @@ import trio
 from conveyor.domain.submit.target import Target, TargetPolicy, parse_url
 from conveyor.http_client.connection_limits import PoolLimits
 from conveyor.http_client.exchange import Request
-from conveyor.http_client.pool import HttpPool, default_tls
+from conveyor.http_client.pool import HttpPool
+from conveyor.http_client.stream import default_tls
 
 BODY_BYTES = 20_000
 

@@ -26,7 +26,8 @@ from conveyor.gateway.guarding_proxy import GuardingProxy
 from conveyor.gateway.proxies import BadProxyFile, Proxy, ProxyPool, read_proxies
 from conveyor.gateway.server import FetchApp
 from conveyor.gateway.service import Service
-from conveyor.http_client.pool import HttpPool, default_tls
+from conveyor.http_client.pool import HttpPool
+from conveyor.http_client.stream import default_tls
 
 HOW_TO_INSTALL = (
     "install Chromium (apt install chromium, or pip install 'conveyor[browser]' and "

@@ -21,7 +21,8 @@ from conveyor.engines.http.direct import DirectGateway
 from conveyor.engines.http.proxy import Connections, RotatingGateway, parse_proxy, proxied_gateway
 from conveyor.gateway.content import open_processor
 from conveyor.http_client.connection_limits import PoolLimits
-from conveyor.http_client.pool import HttpPool, default_tls
+from conveyor.http_client.pool import HttpPool
+from conveyor.http_client.stream import default_tls
 from conveyor.ports.gateway import Gateway
 
 DIRECT = "direct"

@@ -24,7 +24,7 @@ from conveyor.domain.submit.scraper_params import (
 from conveyor.domain.submit.target import BadUrl, Target, parse_url
 from conveyor.gateway.errors import CallFailed, Fault
 from conveyor.gateway.instructions import Instruction, parse_instructions
-from conveyor.http_client.redirects import forwardable
+from conveyor.http_client.pool import forwardable
 
 METHODS = ("GET", "POST", "PUT")
 # The whole call, so that its answer arrives before a worker gives up (SCRAPE_DEADLINE_S).

@@ -11,8 +11,7 @@ from conveyor.gateway.errors import failure_from
 from conveyor.gateway.page import Page
 from conveyor.http_client.errors import FetchFailed
 from conveyor.http_client.exchange import Request
-from conveyor.http_client.pool import HttpPool
-from conveyor.http_client.redirects import fetch_following, forwardable
+from conveyor.http_client.pool import HttpPool, fetch_following, forwardable
 from conveyor.http_client.response_body import ACCEPT_ENCODING
 
 _REDIRECTS = range(300, 400)

@@ -29,9 +29,8 @@ from conveyor.http_client.errors import (
     FetchFailed,
     ForbiddenTarget,
 )
-from conveyor.http_client.pool import Connect
 from conveyor.http_client.resolver import Lookup, Resolver
-from conveyor.http_client.stream import connect
+from conveyor.http_client.stream import Connect, connect
 
 CONNECT_S = 10.0
 # Addresses to try for one connection, as for plain fetches.

@@ -23,8 +23,8 @@ How one request passes the modules:
 1. `exchange` encodes the request and refuses headers that would change its framing.
 2. `connection_limits` grants a slot of the caller at the origin, then a slot of the pool, and
    returns an idle connection of this caller if there is one.
-3. Without an idle connection, `resolver` resolves the name and checks every address, and `pool`
-   connects to one of exactly these addresses and starts TLS (`pool.Dialer`).
+3. Without an idle connection, `resolver` resolves the name and checks every address, and `stream`
+   connects to one of exactly these addresses and starts TLS (`stream.Dialer`).
 4. `exchange` sends the request, reads from `stream` under the deadline timer, and frames the
    response. It refuses framing that is ambiguous (`exchange.ResponseParser`).
 5. `response_body` decodes the body under limits of size, ratio and CPU time. `large_bodies` shares
@@ -39,5 +39,5 @@ use an ordinary cancel scope (`exchange.until`).
 Why connections are per caller. A hostile site can send a second response into a connection before
 the next request is written. On a shared connection, the next caller would accept that response as
 its own page: in row B5 of docs/hardening.md, 31 of 100 pages of a victim were not its own. TLS
-sessions are per caller for a similar reason (`pool.Dialer`).
+sessions are per caller for a similar reason (`stream.Dialer`).
 """

@@ -1,4 +1,5 @@
-"""HttpPool: sends requests and returns responses over connections that it keeps and reuses.
+"""HttpPool: sends requests and returns responses over connections that it keeps and reuses; and the
+redirects that lead from one request to the next.
 
 The package docstring explains the design. The laws:
 - The pool opens a socket only to an address that the policy allowed in the same resolution (or in
@@ -19,32 +20,20 @@ the check. TLS verifies the certificate against the host name.
 
 from __future__ import annotations
 
-import socket
 import ssl
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 
+import msgspec
 import trio
 
-from conveyor.domain.submit.target import Target, TargetPolicy
-from conveyor.http_client.connection_limits import (
-    ConnectionLimits,
-    OriginKey,
-    OriginPool,
-    PoolLimits,
-)
-from conveyor.http_client.errors import (
-    BadResponse,
-    ConnectFailed,
-    ConnectionLost,
-    ConnectTimedOut,
-    TimedOut,
-    TlsFailed,
-    check_descriptors,
-)
+from conveyor.domain.submit.target import BadUrl, Target, TargetPolicy, join, parse_url
+from conveyor.http_client.connection_limits import ConnectionLimits, OriginPool, PoolLimits
+from conveyor.http_client.errors import BadRedirect, BadResponse, ConnectionLost
 from conveyor.http_client.exchange import (
     DeadlineTimer,
     Exchange,
+    Headers,
     Request,
     Response,
     ResponseParser,
@@ -62,106 +51,33 @@ from conveyor.http_client.large_bodies import (
 )
 from conveyor.http_client.resolver import Lookup, Resolver
 from conveyor.http_client.response_body import EXCERPT_BYTES, WholeBody, excerpt, too_large
-from conveyor.http_client.stream import TcpStream, TlsStream, connect
+from conveyor.http_client.stream import Connect, Dialer, TcpStream, TlsStream, connect
 from conveyor.ports.executor import Executor
 
-Connect = Callable[[str, int], Awaitable[socket.socket]]
+# A loop of redirects ends here. All hops share one deadline.
+REDIRECTS_MAX = 5
 
-# Addresses to try for one connection. Each attempt can take the whole connect timeout, so a larger
-# value lets a dead host use up the deadline of the fetch; with 1, one dead address loses the host.
-ATTEMPTS_MAX = 4
-# Bounds the memory. When it is full, the oldest session is dropped and costs a full handshake.
-SESSIONS_MAX = 1024
-
-
-def default_tls() -> ssl.SSLContext:
-    """A context that verifies certificates and host names and offers HTTP/1.1 only."""
-    context = ssl.create_default_context()
-    context.set_alpn_protocols(["http/1.1"])
-    return context
-
-
-class Dialer:
-    """Owns the TLS sessions to resume. It does not know the pool.
-
-    A session is resumed only for the caller that it was made for. With a shared session, a site
-    would learn that two callers share a machine, and could treat one as the other.
-    """
-
-    def __init__(
-        self,
-        resolver: Resolver,
-        tls: ssl.SSLContext | None,
-        connect_timeout_s: float,
-        connect: Connect = connect,
-    ) -> None:
-        self._resolver = resolver
-        self._connect = connect
-        self._tls = tls
-        self._timeout_s = connect_timeout_s
-        self._sessions: dict[OriginKey, ssl.SSLSession] = {}
-
-    async def dial(
-        self, target: Target, partition: str, timeout_s: float | None = None
-    ) -> TcpStream | TlsStream:
-        addresses = await self._resolver.resolve(target, partition)
-        timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        failure: ConnectFailed | TimedOut | None = None
-        for address in addresses[:ATTEMPTS_MAX]:
-            try:
-                with trio.fail_after(timeout_s):
-                    return await self._open(target, partition, address)
-            except trio.TooSlowError:
-                failure = ConnectTimedOut("the connection took too long")
-            except ConnectFailed as error:
-                failure = error
-        assert failure is not None
-        raise failure
-
-    def remember(self, target: Target, partition: str, stream: TcpStream | TlsStream) -> None:
-        """Stores the TLS session of a connection that has delivered a response.
-
-        In TLS 1.3 the server sends the session ticket after the handshake, so it is not available
-        earlier.
-        """
-        session = stream.session if isinstance(stream, TlsStream) else None
-        if session is None:
-            return
-        key = (partition, target.origin)
-        # Remove and insert again, so that the order of the dict is the order of use.
-        self._sessions.pop(key, None)
-        if len(self._sessions) >= SESSIONS_MAX:
-            del self._sessions[next(iter(self._sessions))]
-        self._sessions[key] = session
-
-    async def _open(self, target: Target, partition: str, address: str) -> TcpStream | TlsStream:
-        stream = TcpStream(await self._connect(address, target.port))
-        if not target.is_tls:
-            return stream
-        try:
-            session = self._sessions.get((partition, target.origin))
-            inside = TlsStream(stream, self._context(), target.host, session)
-            await inside.start()
-        except TlsFailed as error:
-            stream.close()
-            if error.is_untrusted:
-                check_descriptors()  # OpenSSL also reports this when it cannot open a file.
-            raise
-        except BaseException:
-            stream.close()
-            raise
-        return inside
-
-    def _context(self) -> ssl.SSLContext:
-        """Loads the certificates of the authorities for the first https target: it takes 35 ms.
-
-        Without a free descriptor they cannot be read, and this process would trust no certificate
-        until it ends. The check comes first for this reason.
-        """
-        if self._tls is None:
-            check_descriptors()
-            self._tls = default_tls()
-        return self._tls
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+# Headers that are sent to another origin too: a browser sends them to every site, so they contain
+# no secret.
+_PUBLIC = frozenset({"accept", "accept-encoding", "accept-language", "user-agent"})
+# Hop-by-hop and framing headers. The HTTP client sets them; a caller's value could break the
+# framing of the request.
+_DROPPED = frozenset(
+    {
+        "accept-encoding",
+        "connection",
+        "content-length",
+        "expect",
+        "host",
+        "keep-alive",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+_OF_THE_BODY = frozenset({"content-type", "content-encoding", "content-language"})
 
 
 class HttpPool:
@@ -419,3 +335,91 @@ async def _excerpt_response(exchange: Exchange) -> Response:
     # Most of these bodies are answers to webhooks, which are not encoded and need no decoder.
     body = excerpt(parser.encodings, encoded) if parser.encodings else encoded[:EXCERPT_BYTES]
     return Response(parser.status, parser.headers, body, is_whole=parser.is_done)
+
+
+# Redirects, and what each further request may contain (docs/engines.md, Gateways).
+#
+# A redirect from https to http is followed, because many sites have such redirects. Each hop is
+# parsed, resolved and checked like the first URL. The caller's headers and body are sent only to
+# the origin that they were meant for: any of them may be a credential, and the client cannot know
+# which.
+
+
+class Followed(msgspec.Struct, frozen=True):
+    """The last response of a chain of redirects, and the target that sent it."""
+
+    response: Response
+    target: Target
+
+
+async def fetch_following(pool: HttpPool, request: Request) -> Followed:
+    """Fetches, and follows each redirect whose body the request does not want.
+
+    Raises BadRedirect and every error of the pool.
+    """
+    deadline = trio.current_time() + request.deadline_s
+    for _ in range(REDIRECTS_MAX + 1):
+        left_s = deadline - trio.current_time()
+        response = await pool.fetch(msgspec.structs.replace(request, deadline_s=left_s))
+        location = response.header(b"location")
+        is_final = response.status not in _REDIRECTS or location is None
+        if is_final or request.wants_body(response.status):
+            return Followed(response, request.target)
+        assert location is not None
+        target = join(request.target, location)
+        if isinstance(target, BadUrl):
+            raise BadRedirect("the redirect leads to something that is not a web address")
+        # `join` has parsed the address strictly, and the pool resolves and checks it before it
+        # connects. So a redirect cannot reach an address that the first URL could not.
+        request = next_request(request, target, response.status)
+    raise BadRedirect(f"more than {REDIRECTS_MAX} redirects")
+
+
+def next_request(request: Request, target: Target, status: int) -> Request:
+    # As browsers do: 303 asks for a GET, and 301 and 302 turn a POST into one.
+    is_read = request.method in {"GET", "HEAD"}
+    keeps_method = is_read or (status != 303 and (status in {307, 308} or request.method != "POST"))
+    body, headers = request.body, request.headers
+    if not keeps_method:
+        body = None
+        headers = tuple(pair for pair in headers if pair[0].lower() not in _OF_THE_BODY)
+    if target.origin != request.target.origin:
+        # Sending the body would disclose it, and dropping it would send another request than the
+        # caller's. So the fetch fails.
+        if body:
+            raise BadRedirect("the redirect would take the request's body to another origin")
+        body, headers = None, public_headers(headers, request.target, target)
+    return msgspec.structs.replace(
+        request,
+        method=request.method if keeps_method else "GET",
+        target=target,
+        headers=headers,
+        body=body,
+    )
+
+
+def public_headers(headers: Headers, source: Target, target: Target) -> Headers:
+    """Returns the headers that another origin may receive.
+
+    Dropped headers do not return if a later redirect leads to the first origin again: the site in
+    between chose the URL of that request.
+    """
+    allowed: list[tuple[str, str]] = []
+    for name, value in headers:
+        if name.lower() in _PUBLIC:
+            allowed.append((name, value))
+        elif name.lower() == "referer" and (target.is_tls or not source.is_tls):
+            page = parse_url(value)
+            if isinstance(page, Target) and (target.is_tls or not page.is_tls):
+                # As browsers do: the origin of the page, without path and query.
+                allowed.append((name, f"{page.scheme}://{page.authority}/"))
+    return tuple(allowed)
+
+
+def forwardable(headers: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Returns the caller's headers without those that would change the framing of the request."""
+    return [
+        (name, value)
+        for name, value in headers.items()
+        if (lower := name.lower()) not in _DROPPED and not lower.startswith("proxy-")
+    ]

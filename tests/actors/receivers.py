@@ -11,7 +11,8 @@ import trio
 from conveyor.domain.submit.target import TargetPolicy
 from conveyor.engines.http.webhook import WebhookNotifier
 from conveyor.http_client.errors import ConnectFailed
-from conveyor.http_client.pool import HttpPool, default_tls
+from conveyor.http_client.pool import HttpPool
+from conveyor.http_client.stream import default_tls
 from conveyor.ports.clock import Clock
 
 TLS = default_tls()

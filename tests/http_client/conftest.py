@@ -9,7 +9,8 @@ import pytest
 from conveyor.domain.submit.target import Target, TargetPolicy, parse_url
 from conveyor.http_client.connection_limits import PoolLimits
 from conveyor.http_client.exchange import Request
-from conveyor.http_client.pool import HttpPool, default_tls
+from conveyor.http_client.pool import HttpPool
+from conveyor.http_client.stream import default_tls
 
 # With these limits every body above 10 kB is a large one.
 ALL_LARGE = {"unreserved_body_bytes": 10_000, "large_body_bytes": 10_000}

@@ -20,7 +20,8 @@ from conveyor.domain.submit.target import TargetPolicy
 from conveyor.http_client.connection_limits import PoolLimits
 from conveyor.http_client.errors import TimedOut, TlsFailed
 from conveyor.http_client.exchange import Request
-from conveyor.http_client.pool import HttpPool, default_tls
+from conveyor.http_client.pool import HttpPool
+from conveyor.http_client.stream import default_tls
 from tests.http_client.conftest import get, target
 from tests.http_client.server import Peer, answering, raw_server, reply
 

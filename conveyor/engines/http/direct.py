@@ -1,7 +1,7 @@
 """DirectGateway: fetches pages itself, and checks every redirect
 (docs/engines.md, Gateways).
 
-Callers share nothing: no cookie, no credential, no cache of answers. `http_client.redirects` checks
+Callers share nothing: no cookie, no credential, no cache of answers. `http_client.pool` checks
 each redirect like the first URL, and sends the caller's headers and body only to the origin that
 they were meant for.
 """
@@ -25,8 +25,7 @@ from conveyor.engines.http.failure_mapping import (
 )
 from conveyor.http_client.errors import FetchFailed
 from conveyor.http_client.exchange import Request, Response
-from conveyor.http_client.pool import HttpPool
-from conveyor.http_client.redirects import Followed, fetch_following, forwardable
+from conveyor.http_client.pool import Followed, HttpPool, fetch_following, forwardable
 from conveyor.http_client.response_body import ACCEPT_ENCODING
 from conveyor.ports.gateway import (
     NotScraped,

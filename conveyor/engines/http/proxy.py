@@ -24,8 +24,9 @@ from conveyor.domain.submit.target import Target, TargetPolicy
 from conveyor.engines.http.direct import DirectGateway
 from conveyor.http_client.connection_limits import PoolLimits
 from conveyor.http_client.errors import ConnectFailed
-from conveyor.http_client.pool import HttpPool, default_tls
+from conveyor.http_client.pool import HttpPool
 from conveyor.http_client.resolver import Resolver
+from conveyor.http_client.stream import default_tls
 from conveyor.ports.executor import Executor
 from conveyor.ports.gateway import NotScraped, Outcome, PageProcessor, ScrapeRequest
 

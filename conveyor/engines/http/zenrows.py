@@ -44,8 +44,7 @@ from conveyor.http_client.errors import (
     TooSlow,
 )
 from conveyor.http_client.exchange import Request, Response
-from conveyor.http_client.pool import HttpPool
-from conveyor.http_client.redirects import forwardable
+from conveyor.http_client.pool import HttpPool, forwardable
 from conveyor.http_client.response_body import ACCEPT_ENCODING
 from conveyor.ports.gateway import (
     OWN_PROBLEMS,

@@ -15,7 +15,7 @@ import msgspec
 
 from conveyor.domain.submit.target import BadUrl, Target, parse_url
 from conveyor.gateway.call import RESOURCES, Call
-from conveyor.http_client.redirects import forwardable, public_headers
+from conveyor.http_client.pool import forwardable, public_headers
 
 # A page that makes more requests is reported with its first ones.
 LOGGED_MAX = 200

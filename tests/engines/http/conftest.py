@@ -10,7 +10,8 @@ import pytest
 from conveyor.domain.model import Method
 from conveyor.domain.submit.target import TargetPolicy
 from conveyor.engines.http.direct import DirectGateway
-from conveyor.http_client.pool import HttpPool, default_tls
+from conveyor.http_client.pool import HttpPool
+from conveyor.http_client.stream import default_tls
 from conveyor.ports.gateway import ScrapeRequest
 
 NOW = 1_700_000_000.0

@@ -10,7 +10,7 @@ from conveyor.domain.model import FailureReason, Method
 from conveyor.engines.http.direct import DirectGateway
 from conveyor.http_client.errors import BadRedirect
 from conveyor.http_client.exchange import Request
-from conveyor.http_client.redirects import next_request, public_headers
+from conveyor.http_client.pool import next_request, public_headers
 from conveyor.ports.gateway import NotScraped, Scraped
 from tests.engines.http.conftest import a_request
 from tests.http_client.conftest import target
