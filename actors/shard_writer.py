@@ -90,7 +90,9 @@ class ShardWriter:
             await trio.sleep(TICK_S)
         new += drain_nowait(inbox, self.env.config.pace.settle_max - len(new))
         for settle in new:
-            group = waiting.setdefault(settle.ref.run_id, _Group(trio.current_time()))
+            group = waiting.get(settle.ref.run_id)
+            if group is None:
+                group = waiting[settle.ref.run_id] = _Group(trio.current_time())
             group.settles.append(settle)
 
     def _is_due(self, group: _Group) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -87,13 +88,13 @@ class WaitStatus:
     stored."""
 
     def __init__(self) -> None:
-        self._runs: dict[RunId, _Entry] = {}
+        self._runs: defaultdict[RunId, _Entry] = defaultdict(_Entry)
 
     def set_reason(
         self, run_id: RunId, reason: WaitReason | None, *, at: float, detail: str | None = None
     ) -> None:
         """Sets the reason for which a run waits from now on; None if it does not wait."""
-        self._runs.setdefault(run_id, _Entry()).set_reason(reason, at, detail)
+        self._runs[run_id].set_reason(reason, at, detail)
 
     def reason_of(self, run_id: RunId) -> WaitReason | None:
         """Returns the reason that was set last, for which the run waits still."""
@@ -102,10 +103,10 @@ class WaitStatus:
 
     def count_finished(self, run_id: RunId) -> None:
         """Counts a task that has ended."""
-        self._runs.setdefault(run_id, _Entry()).ended += 1
+        self._runs[run_id].ended += 1
 
     def begin_fetch(self, run_id: RunId, task_id: TaskId, *, at: float) -> None:
-        self._runs.setdefault(run_id, _Entry()).fetches[task_id] = at
+        self._runs[run_id].fetches[task_id] = at
 
     def end_fetch(self, run_id: RunId, task_id: TaskId) -> None:
         """A run that was forgotten meanwhile stays forgotten."""
@@ -115,7 +116,7 @@ class WaitStatus:
 
     def set_last_failure(self, run_id: RunId, reason: FailureReason) -> None:
         """Records the reason of the latest failed attempt."""
-        self._runs.setdefault(run_id, _Entry()).last_failure = reason
+        self._runs[run_id].last_failure = reason
 
     def backoff_of(self, run_id: RunId) -> WaitReason:
         """Returns why tasks of a run wait for their next attempt, by the latest failure."""

@@ -91,8 +91,11 @@ class SlotUsage:
         self._pruned_at = 0.0
 
     def read(self, caller: CallerId, held: int) -> float:
+        return self._read_at(trio.current_time(), caller, held)
+
+    def _read_at(self, now: float, caller: CallerId, held: int) -> float:
         used_s, at = self._used.get(caller, (0.0, 0.0))
-        elapsed_s = trio.current_time() - at
+        elapsed_s = now - at
         # The integral of the slots held since the last change, with exponential decay. Stored
         # values are updated only when the held count changes, not on every read.
         fading = math.exp(-elapsed_s / USAGE_S)
@@ -102,7 +105,7 @@ class SlotUsage:
         """Records the use so far. Call it before the number of slots that a caller holds changes
         from `held`."""
         now = trio.current_time()
-        self._used[caller] = (self.read(caller, held), now)
+        self._used[caller] = (self._read_at(now, caller, held), now)
         # After five time constants less than 1 % of the use remains, so the entry can be dropped.
         if now - self._pruned_at > USAGE_S:
             self._pruned_at = now
@@ -248,10 +251,11 @@ class FairLimiter:
         self._forget(fetch)
 
     def _forget(self, fetch: Preemptible) -> None:
-        fetches = self._preemptible.get(fetch.caller, {})
-        fetches.pop(fetch, None)
-        if not fetches:
-            self._preemptible.pop(fetch.caller, None)
+        fetches = self._preemptible.get(fetch.caller)
+        if fetches is not None:
+            fetches.pop(fetch, None)
+            if not fetches:
+                del self._preemptible[fetch.caller]
 
     def _preempt_for_waiters(self) -> None:
         """Interrupts as many fetches as are needed for all callers that have waited for

@@ -165,6 +165,7 @@ class Permit:
     def _forbid_preemption(self) -> None:
         if self._fetch is not None:
             self.pool.limiter.forbid_preemption(self._fetch)
+            self._fetch = None
 
 
 class RunEnding(Exception):

@@ -70,8 +70,7 @@ async def list_quotas(call: RequestContext) -> Response:
         Quota.AUDITS: call.api.requests.held_count(Quota.AUDITS, call.caller),
     }
     rows = [
-        QuotaResponse(name=quota, limit=limits.get(quota), used=used.get(quota))
-        for quota in Quota
+        QuotaResponse(name=quota, limit=limits.get(quota), used=used.get(quota)) for quota in Quota
     ]
     return json_reply(QuotasResponse(rows))
 

@@ -359,8 +359,7 @@ async def fetch_following(pool: HttpPool, request: Request) -> Followed:
     """
     deadline = trio.current_time() + request.deadline_s
     for _ in range(REDIRECTS_MAX + 1):
-        left_s = deadline - trio.current_time()
-        response = await pool.fetch(msgspec.structs.replace(request, deadline_s=left_s))
+        response = await pool.fetch(request)
         location = response.header(b"location")
         is_final = response.status not in _REDIRECTS or location is None
         if is_final or request.wants_body(response.status):
@@ -371,11 +370,13 @@ async def fetch_following(pool: HttpPool, request: Request) -> Followed:
             raise BadRedirect("the redirect leads to something that is not a web address")
         # `join` has parsed the address strictly, and the pool resolves and checks it before it
         # connects. So a redirect cannot reach an address that the first URL could not.
-        request = next_request(request, target, response.status)
+        request = next_request(
+            request, target, response.status, deadline_s=deadline - trio.current_time()
+        )
     raise BadRedirect(f"more than {REDIRECTS_MAX} redirects")
 
 
-def next_request(request: Request, target: Target, status: int) -> Request:
+def next_request(request: Request, target: Target, status: int, *, deadline_s: float) -> Request:
     # As browsers do: 303 asks for a GET, and 301 and 302 turn a POST into one.
     is_read = request.method in {"GET", "HEAD"}
     keeps_method = is_read or (status != 303 and (status in {307, 308} or request.method != "POST"))
@@ -395,6 +396,7 @@ def next_request(request: Request, target: Target, status: int) -> Request:
         target=target,
         headers=headers,
         body=body,
+        deadline_s=deadline_s,
     )
 
 

@@ -35,7 +35,6 @@ from conveyor.domain.ids import Random
 from conveyor.domain.lifecycle import RELEASES_PASS, SETTLES_PASS, TASK, TaskEvent
 from conveyor.domain.model import (
     Attempt,
-    CounterState,
     FailureReason,
     Problem,
     Result,
@@ -173,7 +172,7 @@ def reclaim(ref: TaskRef, verdict: Verdict | None, *, now: float) -> Change | No
         guard = Guard(status_in=frozenset({row.status}), equals=as_seen)
         taken = msgspec.structs.replace(taken, guard=guard)
     if row.status not in lifecycle.TASK_CLAIMED:
-        return SettleChange((taken, _count(ref, RELEASES_PASS, {"retrying": -1})))
+        return SettleChange((taken, _count(ref, _TAKES_RELEASES, {"retrying": -1})))
     return Change((taken,))
 
 
@@ -201,8 +200,14 @@ def _claim_update(
     return Update(TaskKey.of(ref), guard, values, {"claim": 1})
 
 
-def _count(ref: TaskRef, gate: frozenset[CounterState], counts: dict[str, int]) -> Update:
-    return Update(stats_key(ref), Guard(status_in=gate), {}, counts)
+# The state that the counter row of a shard must have when an outcome, or a release, is counted. A
+# stopping run refuses outcomes, so that its counters are frozen. It still accepts releases.
+_TAKES_OUTCOMES = Guard(status_in=SETTLES_PASS)
+_TAKES_RELEASES = Guard(status_in=RELEASES_PASS)
+
+
+def _count(ref: TaskRef, guard: Guard, counts: dict[str, int]) -> Update:
+    return Update(stats_key(ref), guard, {}, counts)
 
 
 def count_together(change: SettleChange, shard: int) -> SettleChange:
@@ -379,7 +384,7 @@ def fail_unreadable(ref: TaskRef, task: DamagedTask, *, now: float) -> Change:
     counts = {"done": 1, "failed": 1, FailureReason.OTHER.value: 1}
     if task.attempts and task.status not in lifecycle.TASK_CLAIMED:
         counts["retrying"] = -1
-    return SettleChange((flip, _count(ref, SETTLES_PASS, counts)))
+    return SettleChange((flip, _count(ref, _TAKES_OUTCOMES, counts)))
 
 
 def release_for_retry(
@@ -412,7 +417,7 @@ def release_claim(
     deltas = {"handed_back": 1, **_first_write(task), **money}
     update = Update(TaskKey.of(ref), _mine(task, TaskEvent.RELEASED), values, deltas)
     between_tries = {"retrying": 1} if task.attempts else {}
-    return SettleChange((update, _count(ref, RELEASES_PASS, {**between_tries, **money})))
+    return SettleChange((update, _count(ref, _TAKES_RELEASES, {**between_tries, **money})))
 
 
 def may_retry(
@@ -467,13 +472,10 @@ def may_be_drained(settled: Settled) -> bool:
     return settled.stats is None or settled.stats.done >= settled.stats.admitted
 
 
-_FAILURE_REASONS = frozenset(FailureReason)
-
-
 def failure_reason_of(change: Change) -> FailureReason | None:
     """Returns the reason that a settle counts its task as failed under; None if it does not."""
     for write in change.writes:
-        if isinstance(write, Update) and not _FAILURE_REASONS.isdisjoint(write.deltas):
+        if isinstance(write, Update) and "failed" in write.deltas:
             return next(reason for reason in FailureReason if reason in write.deltas)
     return None
 
@@ -527,12 +529,11 @@ def _settle(
         **values,
     }
     deltas = {"attempts": 1, **_first_write(task), **money}
-    # A stopping run refuses settles, so that its counters are frozen. It still accepts releases.
-    gate: frozenset[CounterState] = RELEASES_PASS if event == "released" else SETTLES_PASS
+    guard = _TAKES_RELEASES if event is TaskEvent.RELEASED else _TAKES_OUTCOMES
     return SettleChange(
         (
             Update(TaskKey.of(ref), _mine(task, event), flip, deltas, is_quiet=True),
-            _count(ref, gate, {**counts, **money}),
+            _count(ref, guard, {**counts, **money}),
         )
     )
 

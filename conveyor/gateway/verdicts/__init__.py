@@ -246,13 +246,15 @@ class Content(msgspec.Struct, frozen=True):
 
 
 class PageFacts:
-    """What rules ask of a page. Each fact is computed when a rule first asks for it."""
+    """What rules ask of a page. A fact that not every page needs is computed when a rule first asks
+    for it."""
 
     def __init__(self, page: Page) -> None:
         self.page = page
+        self.url = page.url.lower()
+        self.is_html = self._is_html()
 
-    @cached_property
-    def is_html(self) -> bool:
+    def _is_html(self) -> bool:
         headers = self.page.headers
         if self.page.status == 206 or _is_download(headers.get("content-disposition", "")):
             return False
@@ -276,10 +278,6 @@ class PageFacts:
             if len(first.text) > _TEXT_CHARS_MAX:
                 return False
         return len(self.content.text) <= _TEXT_CHARS_MAX
-
-    @cached_property
-    def url(self) -> str:
-        return self.page.url.lower()
 
     @cached_property
     def source(self) -> str:

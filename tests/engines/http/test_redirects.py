@@ -196,12 +196,12 @@ def test_a_downgrade_on_one_host_drops_headers_and_refuses_a_body() -> None:
 
     request = Request(method=Method.GET, target=source, headers=headers)
 
-    following = next_request(request, there, 302)
+    following = next_request(request, there, 302, deadline_s=1.0)
 
     assert following.headers == (("User-Agent", "a browser"),)
     posted = msgspec.structs.replace(request, method=Method.POST, body=b"secret")
     with pytest.raises(BadRedirect):
-        next_request(posted, there, 307)
+        next_request(posted, there, 307, deadline_s=1.0)
 
 
 @pytest.mark.parametrize(

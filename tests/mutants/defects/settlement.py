@@ -22,6 +22,8 @@ from conveyor.simulation.swaps import setting, swapping
 from conveyor.usecases.context import Context
 from tests.mutants.mutant import Mutant
 
+_ANY_COUNTER_STATE = Guard(status_in=frozenset(CounterState))
+
 
 def _anybodys(mine: Any) -> Any:
     def mutated(task: Task, event: str) -> Guard:
@@ -186,7 +188,7 @@ MUTANTS = (
         window=68,
         invariants=(24,),
         what="Tasks settle in a run that has ended.",
-        apply=setting("conveyor.domain.run.settlement:SETTLES_PASS", frozenset(CounterState)),
+        apply=setting("conveyor.domain.run.settlement:_TAKES_OUTCOMES", _ANY_COUNTER_STATE),
     ),
     Mutant(
         name="held_task_claimed",
