@@ -371,8 +371,7 @@ async def _learn_newest_ids(env: Context) -> None:
 
 
 async def create_resources(settings: Settings) -> Sequence[str]:
-    """Creates the resources of a shared engine that do not exist. Returns the names of all of
-    them."""
+    """Creates what a shared engine lacks. Returns the names of all its resources."""
     clock, randomness = SystemClock(), random.SystemRandom()
     with require_extra(settings):
         if settings.engine == POSTGRES:
@@ -467,6 +466,7 @@ def make_env(
 ) -> Context:
     """Builds the context of the use cases on this engine."""
     targets = _targets(settings)
+    is_aws = settings.engine == AWS
     return Context(
         store=engine.store,
         queue=engine.queue,
@@ -490,12 +490,12 @@ def make_env(
             body_days=settings.body_days,
             row_days=settings.row_days,
             build=settings.build,
-            shares_runs=settings.engine == AWS,
+            shares_runs=is_aws,
             measures_demand=settings.scaling is not None,
             quotas=settings.quotas,
-            pace=_shared_pace(settings) if settings.engine == AWS else BatchingConfig(),
-            cadence=AWS_POLL_INTERVALS if settings.engine == AWS else PollIntervals(),
-            sample_tasks_min=limits.AWS_SAMPLE_TASKS if settings.engine == AWS else 1,
+            pace=_shared_pace(settings) if is_aws else BatchingConfig(),
+            cadence=AWS_POLL_INTERVALS if is_aws else PollIntervals(),
+            sample_tasks_min=limits.AWS_SAMPLE_TASKS if is_aws else 1,
             # Only with Redis can a worker lose the coordinator and still reach the store.
             unseen_s=0.0 if settings.redis_url is None else WATCH_S + _ENDING_S,
         ),
@@ -597,4 +597,4 @@ def _keep_large_blocks_apart() -> None:
 def require_assertions() -> None:
     """Refuses to run under python -O, which disables the assertions that guard the invariants."""
     if not __debug__:
-        raise BadSettings("Conveyor does not run under python -O: its assertions are load-bearing")
+        raise BadSettings("Conveyor does not run under python -O: its assertions protect the data")

@@ -16,7 +16,7 @@ from conveyor.domain import lifecycle, limits
 from conveyor.domain.changes import Change, Guard, Insert, JobKey, ScheduleKey, Update
 from conveyor.domain.ids import FIRST_BATCH, RunId
 from conveyor.domain.lifecycle import SCHEDULE, SCHEDULE_FIRES, ScheduleEvent
-from conveyor.domain.model import Batch, IngestStatus, Job, Run, RunStatus
+from conveyor.domain.model import Batch, IngestStatus, Job, Run
 from conveyor.domain.schedule import (
     Overlap,
     Rate,
@@ -77,21 +77,13 @@ def trigger(
 
 def make_run(job: Job, schedule: Schedule, run_id: RunId, *, now: float) -> tuple[Run, Batch]:
     """Makes a run of the job's own list. The list is ingested later, not by the trigger."""
-    run = Run(
-        job_id=job.job_id,
-        run_id=run_id,
-        caller=job.caller,
-        sequence=job.runs_count + 1,
-        status=RunStatus.RUNNING,
-        created_at=now,
-        updated_at=now,
-        shard_count=job.shard_count,
+    run = msgspec.structs.replace(
+        admission.make_run_row(job, run_id, sequence=job.runs_count + 1, now=now),
         planned=schedule.total,
         open_batches=1,
         last_batch_received=True,
         ingest_status=IngestStatus.PENDING,
         retried=schedule.total,
-        budget=job.budget,
     )
     batch = admission.make_batch(run, FIRST_BATCH, schedule.source, total=schedule.total, now=now)
     return run, batch

@@ -52,6 +52,7 @@ from conveyor.domain.model import (
     Method,
     Problem,
     Run,
+    RunStatus,
     ShardCounters,
     Source,
     Task,
@@ -163,6 +164,23 @@ def counts_of(tasks: Sequence[Task]) -> dict[int, dict[str, int]]:
         if task.status is TaskStatus.FAILED:
             counts[task.shard][(task.reason or FailureReason.BAD_TARGET).value] += 1
     return {shard: dict(count) for shard, count in counts.items()}
+
+
+def make_run_row(job: Job, run_id: RunId, *, sequence: int, now: float) -> Run:
+    """Makes a run with what every new run takes from its job. The caller adds what its list is."""
+    return Run(
+        job_id=job.job_id,
+        run_id=run_id,
+        caller=job.caller,
+        sequence=sequence,
+        status=RunStatus.RUNNING,
+        created_at=now,
+        updated_at=now,
+        # Pinned on the job. A replay reads the rows of the last run shard by shard.
+        shard_count=job.shard_count,
+        # The job's current budget: it may have been changed since the last run began.
+        budget=job.budget,
+    )
 
 
 def new_job(job: Job, run: Run, batch: Batch | None, tasks: Sequence[Task]) -> Change:

@@ -24,7 +24,6 @@ from conveyor.domain.model import (
     JobType,
     RowsOf,
     Run,
-    RunStatus,
     Source,
     Task,
     TaskStatus,
@@ -284,23 +283,13 @@ async def _resume(env: Context, job: Job, run: Run) -> Rerun:
 
 
 def _next_run(env: Context, job: Job, previous: Run, run_id: RunId, *, path: AdmissionMode) -> Run:
-    now = env.now()
-    return Run(
-        job_id=job.job_id,
-        run_id=run_id,
-        caller=job.caller,
-        sequence=job.runs_count + 1,
-        status=RunStatus.RUNNING,
-        created_at=now,
-        updated_at=now,
-        # Pinned on the job. A replay reads the rows of the last run shard by shard.
-        shard_count=job.shard_count,
+    run = admission.make_run_row(job, run_id, sequence=job.runs_count + 1, now=env.now())
+    return msgspec.structs.replace(
+        run,
         open_batches=1,
         last_batch_received=True,
         ingest_status=IngestStatus.PENDING if path is AdmissionMode.LATER else None,
         rerun_of=previous.run_id,
-        # The job's current budget: it may have been changed since the last run began.
-        budget=job.budget,
     )
 
 

@@ -26,7 +26,6 @@ from conveyor.domain.model import (
     JobStatus,
     JobType,
     Run,
-    RunStatus,
     StagedList,
     Task,
     TaskSpec,
@@ -175,7 +174,7 @@ async def _admit(
         assert existing is not None
         assert existing.caller == job.caller, "a job id of another caller was minted"
         return await _resume(env, existing)
-    return await _answer(env, job, run, batch)
+    return await _finish_submit(env, job, run, batch)
 
 
 async def _resume(env: Context, job: Job) -> Accepted:
@@ -188,10 +187,12 @@ async def _resume(env: Context, job: Job) -> Accepted:
     # running.
     if batch is not None and batch.status is BatchStatus.OPEN and run.ingest_status is None:
         batch = await ingest.acquire_batch(env, batch) or batch
-    return await _answer(env, job, run, batch)
+    return await _finish_submit(env, job, run, batch)
 
 
-async def _answer(env: Context, job: Job, run: Run, batch: Batch | None) -> Accepted:
+async def _finish_submit(env: Context, job: Job, run: Run, batch: Batch | None) -> Accepted:
+    """Does what follows the commit: ingests a list that is too long for the commit, or leaves it to
+    a worker, signals the workers, and completes a run of which every line has failed already."""
     is_later = run.ingest_status is not None
     if is_later:
         await env.signals.batch_opened(job.job_id, run.run_id)
@@ -214,8 +215,13 @@ def job_from(env: Context, caller: CallerId, request: Submission, job_id: JobId)
     staged = request.staged
     # The key of a staged list contains the run id that was chosen when staging began.
     run_id = RunId(env.new_id()) if staged is None else staged.source.origin_run_id
-    seal = staging.seal_secrets
     headers, key, token = request.params.headers, request.api_key, request.task_token
+
+    def seal(field: str, secrets: Secrets) -> str | None:
+        if secrets == Secrets():
+            return None
+        return staging.seal_secrets(env, caller, job_id, field, secrets)
+
     job = Job(
         job_id=job_id,
         caller=caller,
@@ -224,10 +230,8 @@ def job_from(env: Context, caller: CallerId, request: Submission, job_id: JobId)
         updated_at=now,
         format=derive_format(request.params.values),
         params=request.params.values,
-        headers_sealed=seal(env, caller, job_id, "headers", Secrets(headers=headers))
-        if headers
-        else None,
-        auth_sealed=seal(env, caller, job_id, "auth", Secrets(body=key.encode())) if key else None,
+        headers_sealed=seal("headers", Secrets(headers=headers or None)),
+        auth_sealed=seal("auth", Secrets(body=key.encode() if key else None)),
         external_id=request.external_id,
         name=request.name,
         metadata=request.metadata,
@@ -243,9 +247,7 @@ def job_from(env: Context, caller: CallerId, request: Submission, job_id: JobId)
         budget=request.budget,
         host_limits=request.host_limits,
         dedup=request.dedup,
-        task_token_sealed=seal(env, caller, job_id, "task_token", Secrets(body=token.encode()))
-        if token
-        else None,
+        task_token_sealed=seal("task_token", Secrets(body=token.encode() if token else None)),
     )
     return with_shards_for(env, job, request.inline_count)
 
@@ -262,18 +264,8 @@ def with_shards_for(env: Context, job: Job, tasks_count: int) -> Job:
 
 def first_run(env: Context, job: Job) -> Run:
     assert job.latest_run_id is not None
-    return Run(
-        job_id=job.job_id,
-        run_id=job.latest_run_id,
-        caller=job.caller,
-        sequence=1,
-        status=RunStatus.RUNNING,
-        created_at=job.created_at,
-        updated_at=job.created_at,
-        shard_count=job.shard_count,
-        last_batch_received=job.status is JobStatus.CLOSED,
-        budget=job.budget,
-    )
+    run = admission.make_run_row(job, job.latest_run_id, sequence=1, now=job.created_at)
+    return msgspec.structs.replace(run, last_batch_received=job.status is JobStatus.CLOSED)
 
 
 async def delete(env: Context, caller: CallerId, job_id: str) -> None:
