@@ -39,8 +39,18 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 Arm = Callable[[Iterator[str], int, Path], Awaitable[int]]
-# Conveyor's own are at the top: the other arms need some of them too.
-MODULES = {"bare": ("aiohttp", "uvloop"), "httpx": ("httpx", "httpcore", "anyio")}
+# Conveyor's own are at the top: the other arms need some of them too. Its secret box imports
+# cryptography when the first one is made.
+_SECRETS = (
+    "cryptography.hazmat.primitives.ciphers.aead",
+    "cryptography.hazmat.primitives.kdf.hkdf",
+)
+MODULES = {
+    "bare": ("aiohttp", "uvloop"),
+    "conveyor": _SECRETS,
+    "conveyor-2": _SECRETS,
+    "httpx": ("httpx", "httpcore", "anyio"),
+}
 
 
 async def bare(urls: Iterator[str], concurrency: int, folder: Path) -> int:
