@@ -31,13 +31,18 @@ def normalize_url(url: str) -> str | None:
 def normalize_target(target: Target) -> Target:
     """Returns the target whose URL is the normal form. `parse_url` has normalised the rest of it
     already: scheme, host, port, fragment and empty path."""
-    tail = target.path_and_query
-    if "%" in tail:
-        tail = _PERCENT_ENCODED.sub(_normal_octet, tail)
-    tail = without_dot_segments(tail)
+    tail = normalize_path(target.path_and_query)
     if tail == target.path_and_query:
         return target
     return Target(target.scheme, target.host, target.port, tail)
+
+
+def normalize_path(path_and_query: str) -> str:
+    return without_dot_segments(normalize_escapes(path_and_query))
+
+
+def normalize_escapes(text: str) -> str:
+    return _PERCENT_ENCODED.sub(_normal_octet, text) if "%" in text else text
 
 
 def _normal_octet(match: re.Match[str]) -> str:

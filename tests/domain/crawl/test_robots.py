@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from conveyor.domain.crawl.robots import CRAWL_DELAY_S_MAX, is_without_rules, parse_robots
@@ -79,3 +81,62 @@ def test_an_answer_that_is_no_robots_txt_means_that_there_is_none(
 
 def test_an_empty_disallow_allows_everything() -> None:
     assert parse_robots("User-agent: *\nDisallow:", "conveyor").allows("/x")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "is_match"),
+    [
+        ("/a*c", "/abbcd", True),
+        ("/a*c$", "/abbcd", False),
+        ("/a*c$", "/abcbc", True),
+        ("/*ab*ab$", "/ab", False),
+        ("/a$", "/a", True),
+        ("/a$", "/a?b", False),
+        ("*", "/x", True),
+        ("/a**b", "/aab", True),
+        ("/a$b", "/a$b", True),
+    ],
+)
+def test_wildcards_match_any_text_and_a_dollar_sign_the_end(
+    pattern: str, path: str, is_match: bool
+) -> None:
+    rules = parse_robots(f"User-agent: *\nDisallow: {pattern}", "conveyor")
+
+    assert rules.allows(path) is not is_match
+
+
+def test_a_pattern_of_many_wildcards_takes_no_time() -> None:
+    """A regular expression with 40 wildcards tries every way to share a path among them."""
+    rules = parse_robots(f"User-agent: *\nDisallow: {'*a' * 40}b", "conveyor")
+
+    began_at = time.process_time()
+    assert rules.allows("/" + "a" * 2000)
+    assert time.process_time() - began_at < 0.1
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path"),
+    [
+        ("/\N{LATIN SMALL LETTER U WITH DIAERESIS}", "/%C3%BC"),
+        ("/%c3%bc", "/%C3%BCx"),
+        ("/f%6fo", "/foo"),
+        ("/foo", "/f%6Fo"),
+        ("/private", "/open/../private/x"),
+        ("/private", "/open/%2E%2e/private/x"),
+    ],
+)
+def test_spellings_of_one_path_are_compared_as_equal(pattern: str, path: str) -> None:
+    assert not parse_robots(f"User-agent: *\nDisallow: {pattern}", "conveyor").allows(path)
+
+
+def test_an_escaped_slash_is_not_a_slash() -> None:
+    assert parse_robots("User-agent: *\nDisallow: /a%2Fb", "conveyor").allows("/a/b")
+
+
+def test_text_that_is_no_line_break_in_a_file_is_none_in_robots_txt() -> None:
+    text = "User-agent: *\r\rDisallow: /a\x0bb\rDisallow: /c"
+
+    rules = parse_robots(text, "conveyor")
+
+    assert rules.allows("/a")
+    assert not rules.allows("/c")
