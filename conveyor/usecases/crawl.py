@@ -21,14 +21,7 @@ from conveyor.domain.changes import Applied, Change, CrawlKey, Guard, JobKey, Ru
 from conveyor.domain.crawl import frontier
 from conveyor.domain.crawl.frontier import Source, StepPlanner
 from conveyor.domain.crawl.links import Reading, read_page, read_sitemap
-from conveyor.domain.crawl.robots import (
-    AGENT,
-    ROBOTS_BYTES_MAX,
-    RobotsRules,
-    deny_all,
-    is_without_rules,
-    parse_robots,
-)
+from conveyor.domain.crawl.robots import RobotsRules, deny_all, is_without_rules, rules_in
 from conveyor.domain.crawl.urls import host_in, normalize, origin_of
 from conveyor.domain.crawl_record import (
     Crawl,
@@ -575,7 +568,7 @@ def _rules_from(task: Task, body: bytes | None) -> RobotsRules:
     if task.result is not None and task.result.http_status >= 400:
         return RobotsRules()
     if body is not None:
-        return parse_robots(body[:ROBOTS_BYTES_MAX].decode(errors="replace"), AGENT)
+        return rules_in(body)
     has_none = task.problem and is_without_rules(task.problem.code, task.problem.status)
     return RobotsRules() if has_none else deny_all(task.problem)
 

@@ -87,7 +87,7 @@ def job_params(options: ScrapeOptions) -> Mapping[str, str]:
     return {**options.params, "allowed_status_codes": ",".join(map(str, options.accept_status))}
 
 
-def robots_request(url: str, options: ScrapeOptions, bytes_max: int) -> ScrapeRequest:
+def robots_request(url: str, options: ScrapeOptions) -> ScrapeRequest:
     names = {name.lower(): value for name, value in options.headers.items()}
     return ScrapeRequest(
         url=url,
@@ -100,7 +100,7 @@ def robots_request(url: str, options: ScrapeOptions, bytes_max: int) -> ScrapeRe
         identity=url,
         partition=_CALLER,
         deadline_s=min(options.timeout_s, 30.0),
-        body_bytes_max=bytes_max,
+        body_bytes_max=limits.BODY_BYTES_MAX,
     )
 
 

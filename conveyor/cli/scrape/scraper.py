@@ -18,16 +18,10 @@ import trio
 from conveyor.cli.scrape.budget import SpendingLimit
 from conveyor.cli.scrape.fetcher import robots_request
 from conveyor.cli.scrape.folder import Folder
-from conveyor.cli.scrape.hosts import PER_HOST, Host, Hosts, is_private_host
+from conveyor.cli.scrape.hosts import PAUSE_S_MAX, PER_HOST, Host, Hosts, is_private_host
 from conveyor.cli.scrape.options import ScrapeOptions
 from conveyor.cli.scrape.pages import Answer, Page, PageStatus, ResultLine
-from conveyor.domain.crawl.robots import (
-    AGENT,
-    ROBOTS_BYTES_MAX,
-    RobotsRules,
-    is_without_rules,
-    parse_robots,
-)
+from conveyor.domain.crawl.robots import RobotsRules, is_without_rules, rules_in
 from conveyor.domain.model import FailureReason
 from conveyor.domain.run.settlement import retry_delay_s
 from conveyor.domain.submit.target import Target, parse_url
@@ -385,12 +379,14 @@ class Scraper:
         """Returns the rules, or why they cannot be known. A site without the file allows all."""
         url = f"{target.scheme}://{target.authority}/robots.txt"
         unknown = UnknownRules(ROBOTS_UNREACHABLE, "")
+        asked_s = 0.0
         for attempt in range(ROBOTS_ATTEMPTS):
             if attempt:
-                await trio.sleep(ROBOTS_RETRY_S * 2.0 ** (attempt - 1))
-            outcome = await gateway.scrape(robots_request(url, self._options, ROBOTS_BYTES_MAX))
+                await trio.sleep(max(ROBOTS_RETRY_S * 2.0 ** (attempt - 1), asked_s))
+            outcome = await gateway.scrape(robots_request(url, self._options))
             if isinstance(outcome, Scraped):
-                return parse_robots(outcome.body.decode(errors="replace"), AGENT)
+                return rules_in(outcome.body)
+            asked_s = min(outcome.retry_after_s or 0.0, PAUSE_S_MAX)
             if not isinstance(outcome, NotScraped):
                 unknown = UnknownRules(ROBOTS_UNREACHABLE, outcome.detail)
                 continue

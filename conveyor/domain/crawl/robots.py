@@ -79,6 +79,14 @@ def deny_all(problem: Problem | None) -> RobotsRules:
     return RobotsRules((_rule_from("", is_allowed=False),), unknown_because=cause)
 
 
+def rules_in(body: bytes) -> RobotsRules:
+    """Returns the rules of a robots.txt for this program. Of a longer file the first part counts,
+    up to the end of a line: half a rule could be one that forbids everything."""
+    if len(body) > ROBOTS_BYTES_MAX:
+        body = body[: body.rfind(b"\n", 0, ROBOTS_BYTES_MAX) + 1]
+    return parse_robots(body.decode(errors="replace"), AGENT)
+
+
 def parse_robots(text: str, agent: str) -> RobotsRules:
     """Returns the rules for `agent`: those of its own groups, or those of the groups for `*`."""
     groups: dict[str, list[tuple[str, str]]] = {}

@@ -6,7 +6,13 @@ import time
 
 import pytest
 
-from conveyor.domain.crawl.robots import CRAWL_DELAY_S_MAX, is_without_rules, parse_robots
+from conveyor.domain.crawl.robots import (
+    CRAWL_DELAY_S_MAX,
+    ROBOTS_BYTES_MAX,
+    is_without_rules,
+    parse_robots,
+    rules_in,
+)
 
 TEXT = """
 # A site
@@ -140,3 +146,13 @@ def test_text_that_is_no_line_break_in_a_file_is_none_in_robots_txt() -> None:
 
     assert rules.allows("/a")
     assert not rules.allows("/c")
+
+
+def test_the_first_part_of_a_long_file_counts_up_to_the_end_of_a_line() -> None:
+    head = b"User-agent: *\nDisallow: /private\n"
+    filler = b"#" * (ROBOTS_BYTES_MAX - len(head) - len(b"\nDisallow: /")) + b"\n"
+
+    rules = rules_in(head + filler + b"Disallow: /open\n" + filler)
+
+    assert not rules.allows("/private")
+    assert rules.allows("/open")
