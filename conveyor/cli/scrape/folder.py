@@ -17,6 +17,7 @@ import time
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -89,7 +90,8 @@ class Folder:
             self.scratch.mkdir(parents=True, exist_ok=True)
             self.data_dir.mkdir(parents=True, exist_ok=True)
             # Headers and cookies of the list are remembered here.
-            self.data_dir.chmod(0o700)
+            with suppress(PermissionError):  # FAT has no permissions.
+                self.data_dir.chmod(0o700)
             self._lock = os.open(self.data_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise cannot_write(self.path, error) from error
@@ -115,6 +117,8 @@ class Folder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
         return True
 
     def close(self) -> None:
@@ -277,7 +281,8 @@ class Folder:
         scratch = near / f"{path.name}.part"
         try:
             with scratch.open("wb", buffering=_READ_BYTES) as file:
-                os.fchmod(file.fileno(), 0o644 if path.name == LIST_NAME else 0o600)
+                with suppress(PermissionError):
+                    os.fchmod(file.fileno(), 0o644 if path.name == LIST_NAME else 0o600)
                 file.writelines(pieces)
                 file.flush()
                 os.fsync(file.fileno())

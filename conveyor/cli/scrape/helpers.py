@@ -21,6 +21,7 @@ import trio
 
 from conveyor.cli.scrape.pages import Answer
 from conveyor.cli.scrape.scraper import Scraper
+from conveyor.domain.errors import ConveyorError
 
 # A helper gets more pages than it fetches at once, so that it does not wait for the first process.
 PREFETCH = 1.5
@@ -50,9 +51,17 @@ def fork_helper(work: Work) -> Helper:
     finally:
         # Nothing of the first process may go on in this one, whatever was raised.
         error = sys.exc_info()[1]
-        if error is not None:
+        if error is not None and not _is_expected(error):
             traceback.print_exception(error)
         os._exit(code)
+
+
+def _is_expected(error: BaseException) -> bool:
+    """Whether the first process tells this: it takes the pages over and meets the same, as with a
+    full disk."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.split(ConveyorError)[1] is None
+    return isinstance(error, ConveyorError)
 
 
 async def _run_helper(connection: socket.socket, work: Work) -> None:
@@ -112,6 +121,7 @@ class Helper:
 
     def stop(self) -> None:
         """Ends the process; called after the event loop. Its pages are written, or in flight."""
+        self._connection.close()
         with suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
         with suppress(ChildProcessError):

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import SystemRandom
@@ -492,7 +492,9 @@ async def _serve_snapshots(worker: _Worker, scraper: Scraper) -> None:
     async def take() -> Snapshot:
         return snapshot_of(scraper, worker.folder.path, worker.slots, started_at)
 
-    await serve_snapshots(worker.folder.data_dir, take)
+    # Some file systems have no sockets. The scrape does not need one.
+    with suppress(OSError):
+        await serve_snapshots(worker.folder.data_dir, take)
 
 
 # The final screen.
