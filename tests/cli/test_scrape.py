@@ -151,6 +151,36 @@ def test_a_finished_list_is_not_fetched_again(program: Program, site: Site) -> N
     assert site.request_counts == {0: 2, 1: 2}
 
 
+def test_the_list_of_the_folder_starts_over_if_none_is_given(program: Program, site: Site) -> None:
+    program.write("list.txt", *pages(site, 0, 1))
+    program.run("scrape", "list.txt", "-o", "out", "--concurrency", "7")
+
+    restarted = program.run("scrape", "-o", "out", "--restart", "--name", "x-{index}")
+
+    assert restarted.code == 0, restarted.err
+    assert site.request_counts == {0: 2, 1: 2}
+    assert [row["file"] for row in results_in(program.folder / "out")] == [
+        "x-000000.html",
+        "x-000001.html",
+    ]
+    assert not list((program.folder / "out").glob("0*.html"))
+    assert '"concurrency":7' in (program.folder / "out/.conveyor/scrape.json").read_text()
+
+
+def test_a_state_that_cannot_be_read_is_no_obstacle_to_a_new_start(
+    program: Program, site: Site
+) -> None:
+    program.write("list.txt", *pages(site, 0))
+    program.run("scrape", "list.txt", "-o", "out")
+    program.write("out/.conveyor/scrape.json", "{")
+
+    alone = program.run("scrape", "-o", "out", "--restart")
+    restarted = program.run("scrape", "list.txt", "-o", "out", "--restart")
+
+    assert (alone.code, restarted.code) == (2, 0), alone.err + restarted.err
+    assert "Start over with the list and --restart" in alone.err
+
+
 def test_failed_pages_are_retried_on_demand(program: Program, site: Site) -> None:
     program.write("list.txt", *pages(site, 0, 3))
     once = program.run("scrape", "list.txt", "-o", "out", "--attempts", "1")

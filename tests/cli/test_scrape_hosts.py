@@ -42,6 +42,21 @@ def test_pages_of_a_host_begin_at_its_rate() -> None:
     assert take_all(hosts, 11.0) == [2]
 
 
+def test_a_page_without_a_request_takes_no_turn_of_its_host() -> None:
+    hosts = hosts_for("a", "a", "a", "a", interval_s=60.0)
+
+    assert hosts.take(10.0) == 0
+    hosts.put_back(0)
+    hosts.unblock(hosts.host(0), 10.5)
+    for index in range(2):
+        assert hosts.take(10.5) == index
+        hosts.forgo(index, 10.5)
+
+    assert take_all(hosts, 10.5) == [2]
+    assert take_all(hosts, 70.4) == []
+    assert take_all(hosts, 70.5) == [3]
+
+
 def test_a_host_that_asks_for_fewer_requests_is_paused_and_halved_and_recovers() -> None:
     hosts = hosts_for(*["a"] * 30, limit=8)
     first = take_all(hosts)

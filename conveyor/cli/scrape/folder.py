@@ -85,7 +85,8 @@ class Folder:
 
     # The lock.
 
-    def open(self) -> None:
+    def open(self, *, drops_state: bool = False) -> None:
+        """`drops_state`: the folder gets a new list, so a state that cannot be read is none."""
         try:
             self.scratch.mkdir(parents=True, exist_ok=True)
             self.data_dir.mkdir(parents=True, exist_ok=True)
@@ -109,7 +110,7 @@ class Folder:
         os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
         for left in self.scratch.iterdir():
             left.unlink()
-        self.state = self._load_state()
+        self.state = self._load_state(drops_state=drops_state)
 
     def _has_locked(self) -> bool:
         assert self._lock is not None
@@ -129,7 +130,7 @@ class Folder:
 
     # The list and the options.
 
-    def _load_state(self) -> FolderState | None:
+    def _load_state(self, *, drops_state: bool) -> FolderState | None:
         try:
             content = (self.data_dir / "scrape.json").read_bytes()
         except FileNotFoundError:
@@ -137,9 +138,11 @@ class Folder:
         try:
             state = msgspec.json.decode(content, type=FolderState)
         except msgspec.DecodeError as error:
+            if drops_state:
+                return None
             raise FolderRefused(
                 f"{self.data_dir}/scrape.json cannot be read ({error}). "
-                "Start over with --restart, or give another folder with -o."
+                "Start over with the list and --restart, or give another folder with -o."
             ) from None
         if state.version > FORMAT_VERSION:
             raise FolderRefused(f"{self.path} was written by a later release of Conveyor.")
@@ -163,14 +166,19 @@ class Folder:
         self.state = state
         self._replace(self.data_dir / "scrape.json", [msgspec.json.encode(state)])
 
-    def clear(self) -> None:
-        """Removes the pages and the state of an earlier list, and nothing else."""
+    def clear(self, *, keeps_list: bool) -> None:
+        """Removes the pages of an earlier list, and its state unless the list stays; nothing
+        else."""
         for line in self._lines():
             if line.file is not None and _is_inside(line.file):
                 (self.path / line.file).unlink(missing_ok=True)
-        for name in (self.data_dir / "scrape.json", self.path / LIST_NAME):
-            name.unlink(missing_ok=True)
-        self.state = None
+        if keeps_list:
+            assert self.state is not None
+            self.save_state(msgspec.structs.replace(self.state, spent_max=0))
+        else:
+            (self.data_dir / "scrape.json").unlink(missing_ok=True)
+            self.state = None
+        (self.path / LIST_NAME).unlink(missing_ok=True)
 
     # The results.
 

@@ -150,10 +150,17 @@ class Hosts:
                 self._list(what, now)
         return bool(self._ring) and self.paused_until <= now
 
+    def forgo(self, index: int, now: float) -> None:
+        """Ends a page that was taken and needs no request, so the next one may take its turn."""
+        host = self.host(index)
+        host.next_at -= host.interval_s
+        self.end(index, now)
+
     def put_back(self, index: int) -> None:
         """Returns a page that was taken and did not begin. Its host is blocked until `unblock`."""
         host = self.host(index)
         host.inflight -= 1
+        host.next_at -= host.interval_s
         host.ready.appendleft(index)
         host.is_blocked = True
         if host.is_listed:

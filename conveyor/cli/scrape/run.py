@@ -145,7 +145,7 @@ class Ended:
 def run_order(order: Order, display: Display, started_at: float) -> Ended:
     """Runs the scrape and shows the result."""
     folder = Folder(order.folder, order.data_dir)
-    folder.open()
+    folder.open(drops_state=order.restarts and order.page_list is not None)
     try:
         if not order.rounds.has_begun:
             display.phase("Looking at what is there")
@@ -175,8 +175,8 @@ def run_order(order: Order, display: Display, started_at: float) -> Ended:
 
 def prepare(folder: Folder, order: Order) -> Plan:
     """Compares the list and the options with those of the folder. Raises FolderRefused."""
-    if order.restarts:
-        folder.clear()
+    if order.restarts and (order.page_list is not None or folder.state is not None):
+        folder.clear(keeps_list=order.page_list is None)
     state = folder.state
     plan = _new_list(folder, order) if state is None else _known_list(folder, state, order)
     state = folder.state
@@ -224,7 +224,7 @@ def _new_list(folder: Folder, order: Order) -> Plan:
 def _known_list(folder: Folder, state: FolderState, order: Order) -> Plan:
     options = _merged(state.options, order)
     changed = changed_fixed_options(state.options, options)
-    if changed:
+    if changed and not order.restarts:
         names = ", ".join(f"--{name}" for name in changed)
         raise FolderRefused(
             f"{names} cannot change for a folder that has pages. Give another folder with -o, or "

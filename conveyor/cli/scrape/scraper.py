@@ -197,7 +197,7 @@ class Scraper:
             error, detail = "robots_disallowed", "robots.txt forbids this page (--ignore-robots)"
         else:
             error, detail = rules.error, rules.detail
-        self.hosts.end(index, now)
+        self.hosts.forgo(index, now)
         answer = Answer(index, 0.0, error=error, detail=detail)
         self._finish([self._failed_line(answer)])
         return False
