@@ -32,7 +32,8 @@ def budget_from(text: str) -> BudgetInput:
         return BudgetInput(credits=int(match[1]))
     if match := _COST.match(text):
         return BudgetInput(cost=match[1])
-    raise click.BadParameter(f"{text!r} is not credits=N or cost=N.NN.")
+    problem = f"{text!r} is not credits=N or cost=N.NN."
+    raise click.BadParameter(problem, param_hint="'--budget'")
 
 
 def limit_options(command: F) -> F:

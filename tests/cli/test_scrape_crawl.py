@@ -86,6 +86,8 @@ def test_depth_and_pages_are_limited(site: TrapSite, tmp_path: Path) -> None:
     few = scrape(tmp_path / "b", "--crawl", f"{site.url}/", "--match", "/p/", "--max-pages", "7")
 
     assert (near.returncode, few.returncode) == (0, 0), near.stderr + few.stderr
+    assert "There are more pages" not in near.stderr
+    assert "There are more pages: --max-pages is 7." in few.stderr
     assert paths_in(tmp_path / "a", site) == {"/", *(f"/p/{number}" for number in range(5))}
     assert len(paths_in(tmp_path / "b", site)) == 7
 

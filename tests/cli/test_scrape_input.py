@@ -6,11 +6,14 @@ import gzip
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from conveyor.cli.scrape.command import headers_from, scrape
 from conveyor.cli.scrape.display import Seen, plain_line, render, unstyled
 from conveyor.cli.scrape.inputs import BadList, InputOptions, find_duplicates, read_pages
 from conveyor.cli.scrape.page_writer import BadPattern, check_pattern, make_namer
 from conveyor.cli.scrape.pages import Page, fingerprint
+from conveyor.config import Settings
 from conveyor.domain.submit.scraper_params import DIRECT_SUPPORT
 from conveyor.domain.submit.target import TargetPolicy
 
@@ -72,6 +75,37 @@ def test_a_csv_column_may_be_named_by_name_or_number(tmp_path: Path) -> None:
     assert [page.url for page in named] == [page.url for page in numbered]
     with pytest.raises(BadList, match="--url-column; there are: sku, page"):
         pages_in(tmp_path / "c.csv", text)
+
+
+@pytest.mark.parametrize("option", ["url_column", "id_column"])
+def test_a_csv_column_that_is_not_there_is_refused(tmp_path: Path, option: str) -> None:
+    with pytest.raises(BadList, match="has 2 columns, and no column 3"):
+        pages_in(tmp_path / "list.csv", "url,sku\nhttps://a.example/,1\n", **{option: "3"})
+
+
+def test_cookies_follow_those_of_a_header() -> None:
+    arguments = {"header": {"cookie": "a=1"}, "user_agent": None, "cookie": ("b=2", "c=3")}
+
+    assert headers_from(arguments) == {"Cookie": "a=1; b=2; c=3"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-b", "session"], "'session' is not NAME=VALUE."),
+        (["-H", "Host: a.example"], "--header may not set Host."),
+        (["--budget", "5"], "'--budget': '5' is not credits=N or cost=N.NN."),
+    ],
+)
+def test_a_bad_value_is_told_with_the_name_of_its_option(
+    tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    command = ["https://a.example/", "-o", str(tmp_path / "out"), *arguments]
+
+    ended = CliRunner().invoke(scrape, command, obj=Settings())
+
+    assert ended.exit_code == 2
+    assert words in ended.output
 
 
 def test_a_csv_without_a_header_and_gzip_is_read(tmp_path: Path) -> None:

@@ -62,6 +62,13 @@ def _pairs(sign: str, form: str) -> Callable[[click.Context, click.Parameter, An
     return parse
 
 
+def _cookies(_: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+    for text in texts:
+        if not text.partition("=")[0].strip() or "=" not in text:
+            raise click.BadParameter(f"{text!r} is not NAME=VALUE.", param=option)
+    return texts
+
+
 def _method(_: click.Context, option: click.Parameter, value: str | None) -> str | None:
     from conveyor.cli.scrape.inputs import DIRECT_METHODS
 
@@ -147,7 +154,14 @@ request_options = _grouped(
         help="Send this header; may be repeated.",
     ),
     click.option("-A", "--user-agent", metavar="TEXT", help="Send this User-Agent."),
-    click.option("-b", "--cookie", metavar="NAME=VALUE", multiple=True, help="Send this cookie."),
+    click.option(
+        "-b",
+        "--cookie",
+        metavar="NAME=VALUE",
+        multiple=True,
+        callback=_cookies,
+        help="Send this cookie; may be repeated.",
+    ),
     click.option(
         "-X",
         "--method",
@@ -382,7 +396,8 @@ def headers_from(arguments: Mapping[str, Any]) -> dict[str, str]:
     if arguments["user_agent"] is not None:
         headers["User-Agent"] = arguments["user_agent"]
     if arguments["cookie"]:
-        headers["Cookie"] = "; ".join(arguments["cookie"])
+        given = [headers.pop(name) for name in list(headers) if name.lower() == "cookie"]
+        headers["Cookie"] = "; ".join([*given, *arguments["cookie"]])
     return headers
 
 
@@ -404,7 +419,8 @@ def options_from(settings: Settings, arguments: Mapping[str, Any]) -> ScrapeOpti
         checked = check_params(params)
         _support(settings, arguments).check(checked.values)
     except (BadPattern, InvalidParam) as error:
-        raise click.UsageError(str(error)) from None
+        # The parameter that the headers of a job are sent as.
+        raise click.UsageError(str(error).replace("custom_headers", "--header")) from None
     return ScrapeOptions(
         concurrency=arguments["concurrency"],
         per_host=arguments["per_host"],

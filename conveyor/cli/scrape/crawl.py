@@ -47,6 +47,7 @@ class Frontier:
     depths: dict[str, int] = field(default_factory=dict)
     sitemaps: set[str] = field(default_factory=set)
     readings: dict[str, Reading] = field(default_factory=dict)
+    is_cut: bool = False  #: There are more pages than a crawl may have.
 
     def begin(self) -> None:
         for text in (self.options.start, self.options.sitemap):
@@ -81,6 +82,8 @@ class Frontier:
         for link in (*links, *reading.sitemaps):
             if len(self.depths) < self.options.max_pages:
                 self.depths.setdefault(link, depth + (url not in self.sitemaps))
+            elif link not in self.depths:
+                self.is_cut = True
         self.sitemaps.update(link for link in reading.sitemaps if link in self.depths)
 
     def _read(self, line: ResultLine) -> Reading:
@@ -131,4 +134,7 @@ def run_crawl(order: Order, options: CrawlOptions, display: Display, started_at:
             display.phase(f"Following the links of {counted(unread, 'page')}")
         if not frontier.grow():
             order = replace(order, is_round=False, updates=False)
-            return run_order(order, display, started_at)
+            ended = run_order(order, display, started_at)
+            if frontier.is_cut:
+                display.say(f"There are more pages: --max-pages is {options.max_pages:,}.")
+            return ended

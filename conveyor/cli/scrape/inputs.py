@@ -253,6 +253,9 @@ def _csv_spec(source: str, first: str, options: InputOptions) -> ListSpec:
     delimiter = options.delimiter or _guessed_delimiter(first)
     names = _cells_of(first, delimiter)
     has_header = not any("://" in cell for cell in names)
+    for column in (options.url_column, options.id_column):
+        if isinstance(place := _column(column), int) and place >= len(names):
+            raise BadList(f"{source} has {len(names)} columns, and no column {column}.")
     url = _column(options.url_column)
     if url is None:
         url = _guessed_column(names, has_header=has_header, source=source)
@@ -342,6 +345,8 @@ def describe_flaws(flawed: Sequence[Page], shown_max: int) -> list[str]:
     ]
     if len(flawed) > shown_max:
         lines.append(f"  ... and {len(flawed) - shown_max:,} more")
+    if any(str(page.flaw) == "malformed_url: no scheme" for page in flawed):
+        lines.append("A URL begins with http:// or https://.")
     if any(str(page.flaw).startswith("forbidden_target") for page in flawed):
         lines.append(_PRIVATE_HINT)
     return lines
