@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -21,7 +21,11 @@ _QUOTA_DIGITS_MAX = 18
 _ON = frozenset({"1", "true", "yes", "on"})
 _OFF = frozenset({"", "0", "false", "no", "off"})
 
-
+_PREFIX = "CONVEYOR_"
+_OF_CLIENTS = (f"{_PREFIX}URL", f"{_PREFIX}API_KEY", f"{_PREFIX}WEBHOOK_SECRET")
+_OF_TESTS = (f"{_PREFIX}TEST_", f"{_PREFIX}ATTACK_")
+# What Kubernetes sets for a service whose name begins with `conveyor`.
+_SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT)|_PORT_\d")
 KEYS_FILE = "CONVEYOR_API_KEYS_FILE"
 KEYS = "CONVEYOR_API_KEYS"
 # Bounds guessing: 16 random letters and digits are 95 bits. Repeated characters are refused too.
@@ -237,9 +241,32 @@ def load_settings() -> Settings:
     return settings_from(os.environ)
 
 
-def settings_from(environ: Mapping[str, str]) -> Settings:
-    """Returns the settings of these variables. Raises BadSettings for the first invalid one."""
-    read = _Reader(environ)
+def unknown_settings(environ: Mapping[str, str] = os.environ) -> dict[str, str | None]:
+    """Returns the variables that are named like settings and are none, each with the setting of
+    the nearest name, if one is near."""
+    names = {name for name in environ if name.startswith(_PREFIX)}
+    if not names:
+        return {}
+    known = {KEYS, KEYS_FILE, *_OF_CLIENTS}
+    settings_from({}, known)
+    others = {name for name in names if name.startswith(_OF_TESTS) or _SERVICE_LINK.search(name)}
+    unknown = names - known - others
+    return {name: _nearest(name, known) for name in sorted(unknown)}
+
+
+def _nearest(name: str, known: Iterable[str]) -> str | None:
+    from difflib import get_close_matches  # Rarely needed, and slow to import.
+
+    # Without the prefix, which would make all of them alike.
+    ends = sorted(setting.removeprefix(_PREFIX) for setting in known)
+    near = get_close_matches(name.removeprefix(_PREFIX), ends, 1, cutoff=0.7)
+    return _PREFIX + near[0] if near else None
+
+
+def settings_from(environ: Mapping[str, str], names: set[str] | None = None) -> Settings:
+    """Returns the settings of these variables. Raises BadSettings for the first invalid one.
+    `names` gets those that are read."""
+    read = _Reader(environ, set() if names is None else names)
     auth = read("CONVEYOR_AUTH", "passthrough", _one_of("passthrough", "keys"))
     engine = read("CONVEYOR_ENGINE", "embedded", _one_of("embedded", "postgres", "aws"))
     aws, shared = _needed_on(engine, "aws"), _needed_on(engine, "postgres", "aws")
@@ -403,8 +430,10 @@ def environ_of(settings: Settings) -> dict[str, str]:
 @dataclass(frozen=True, slots=True)
 class _Reader:
     environ: Mapping[str, str]
+    names: set[str] = field(default_factory=set)
 
     def __call__(self, name: str, default: str, parse: Callable[[str], V]) -> V:
+        self.names.add(name)
         try:
             return parse(self.environ.get(name) or default)
         except ValueError as error:

@@ -43,6 +43,8 @@ _COMMANDS = {
         "Copy a stopped data directory into Postgres, and verify it.",
     ),
 }
+_LOGGING_COMMANDS = frozenset({"dev", "api", "worker", "gateway"})
+"""Commands that report a variable that is no setting in their log."""
 _EXTRAS = {"mcp": "mcp", "simulate": "simulate"}
 """Commands that come with packages of their own, and the extra that brings them."""
 
@@ -82,7 +84,7 @@ def cli(ctx: click.Context) -> None:
     """Conveyor: a durable batch-scraping service."""
     if "--help" in sys.argv[1:]:
         return  # Nothing runs, and reading the settings would take most of the time.
-    from conveyor.config import BadSettings, load_settings, protect_imports
+    from conveyor.config import BadSettings, load_settings, protect_imports, unknown_settings
 
     protect_imports()
     if ctx.invoked_subcommand in {"jobs", "webhooks"}:
@@ -92,6 +94,10 @@ def cli(ctx: click.Context) -> None:
         ctx.obj = load_settings()
     except BadSettings as error:
         raise click.ClickException(str(error)) from None
+    if (ctx.invoked_subcommand or ctx.obj.role) not in _LOGGING_COMMANDS:
+        for name, nearest in unknown_settings().items():
+            hint = f" Did you mean {nearest}?" if nearest else ""
+            click.echo(f"Warning: {name} is no setting.{hint}", err=True)
     if ctx.invoked_subcommand is None:
         _run_role(ctx, ctx.obj.role)
 

@@ -32,7 +32,7 @@ from conveyor.bootstrap.runtime import (
 from conveyor.cli.entry import set_deadline
 from conveyor.cli.shutdown import STOP_S_MAX, cancel_on_signal, end_if_failed, run_command
 from conveyor.cli.snapshot import inspection_child
-from conveyor.config import Settings
+from conveyor.config import Settings, unknown_settings
 from conveyor.domain import limits
 from conveyor.gateway.server import HEAD_LIMITS
 from conveyor.logs import set_up_logging
@@ -42,6 +42,7 @@ from conveyor.metrics_server import Monitor
 # few seconds; requests that they still send here would otherwise be refused.
 API_DRAIN_S = 5.0
 
+log = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -133,6 +134,8 @@ async def _end_on_signal(scope: trio.CancelScope) -> None:
 def _set_up_logging(settings: Settings, style: str | None) -> None:
     level = logging.getLevelNamesMapping()[settings.log_level.upper()]
     set_up_logging("text" if style == "text" else "json", level=level)
+    for name, nearest in unknown_settings().items():
+        log.warning("no setting has this name", extra={"variable": name, "nearest": nearest})
 
 
 def announce(url: str) -> None:
