@@ -309,6 +309,11 @@ class TaskRunner:
         self.wait_status.begin_fetch(ref.run_id, ref.task_id, at=self.env.now())
         try:
             outcome = await self.gateway.scrape(request)
+        except Exception:
+            # A crash while an answer is read. If it counted as an interrupted call, a few such
+            # pages would occupy a small plan, which other callers may share, for minutes.
+            work.permit.end_crashed_call()
+            raise
         finally:
             self.wait_status.end_fetch(ref.run_id, ref.task_id)
         duration_s = trio.current_time() - started_at

@@ -70,6 +70,12 @@ class CallPermit:
         self.is_over = True
         return self.limiter.judge(self, outcome, url)
 
+    def end_crashed(self) -> None:
+        """Ends a call whose answer crashed its handler: nothing is known about the gateway."""
+        if not self.is_over:
+            self.is_over = True
+            self.limiter.release(self)
+
     def close(self) -> None:
         """Releases an unused permit, or marks an interrupted call as abandoned. After `finish` it
         does nothing."""
@@ -381,7 +387,7 @@ class ApiKeyLimiter:
             log.warning("gateway available again")
 
     def release(self, permit: CallPermit) -> None:
-        """Returns a permit whose call was not made."""
+        """Returns a permit whose call was not made, or has ended without an outcome."""
         self._drop(permit)
         self._return_probe(permit)
         self.grant()

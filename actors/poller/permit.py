@@ -124,6 +124,11 @@ class Permit:
             self.reservation.finish(outcome)
         return outcome
 
+    def end_crashed_call(self) -> None:
+        """Ends the gateway call without an outcome. It keeps its full price."""
+        if self.call is not None:
+            self.call.end_crashed()
+
     def release_early(self) -> bool:
         """Passes slot and lease on to the next task: the page has arrived and only has to be
         written. Returns False if too many tasks are writing already. Ends preemption."""

@@ -26,6 +26,8 @@ class PaidGateway(Site):
     poisoned: frozenset[str] = frozenset()
     states: Callable[[int, int], tuple[str, str]] = lambda plan, left: (str(plan), str(left))
     retry_after: str | None = None
+    # What each page begins with.
+    prologue: bytes = b""
     paid_for: Counter[str] = field(default_factory=Counter)
     paid_count: int = 0
     refused_count: int = 0
@@ -49,7 +51,7 @@ class PaidGateway(Site):
             self.paid_for[request.query["url"]] += 1
         finally:
             self.working_count -= 1
-        page = f"<h1>the page {request.query['url']}</h1>".encode()
+        page = self.prologue + f"<h1>the page {request.query['url']}</h1>".encode()
         await stream.send_all(self._answer_with("200 OK", page))
         return True
 

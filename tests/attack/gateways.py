@@ -139,6 +139,19 @@ def gateway_that_lies(ground: Ground, report: Report) -> None:
         report.at_most("refusals while it asks for a pause", gateway.refused_count, 5)
 
 
+def pages_like_problems(ground: Ground, report: Report) -> None:
+    """Pages of a site that begin like a problem of the gateway and are nested 50,000 deep."""
+    count = ground.choose(30, 300)
+    prologue = b'{"code":"AUTH004","title":' + b"[" * 50_000
+    gateway = PaidGateway(ground.arena.gateway_address, plan=5, prologue=prologue)
+    with serve(gateway, ground.arena.port), _a_target(ground, gateway) as target:
+        job_id = target.submit(_pages(ground, count))
+        target.wait_ended(job_id, deadline_s=60)
+        _report_pages(report, gateway, target, job_id, count)
+        spent = target.run_of(job_id)["stats"]["spend"]["cost"]
+        report.equals("paid calls missing in spend", gateway.paid_count - spent, 0)
+
+
 def stop_of_paid_calls(ground: Ground, report: Report) -> None:
     """A run is stopped while the gateway works on all calls of its plan; another run follows."""
     gateway = PaidGateway(ground.arena.gateway_address, plan=8)

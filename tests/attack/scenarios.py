@@ -16,6 +16,7 @@ _ALL: tuple[Scenario, ...] = (
     gateways.outage_of_the_gateway,
     gateways.targets_that_the_gateway_fails_for,
     gateways.gateway_that_lies,
+    gateways.pages_like_problems,
     gateways.stop_of_paid_calls,
     paid.descriptors_used_up,
     tenants.planted_responses,

@@ -87,6 +87,9 @@ _TARGET_CODES = ("RESP", "BLK", "CTX0002", "REQ")
 # No call costs so many credits. A larger number is an error of the endpoint, and is ignored.
 _CREDITS_MAX = 1_000_000
 _DETAIL_CHARS_MAX = 500
+# A problem is a few hundred bytes. A larger body is a page with an error status, and decoding it
+# would block the event loop.
+_PROBLEM_BYTES_MAX = 16 * 1024
 
 
 class _ErrorBody(msgspec.Struct):
@@ -355,10 +358,13 @@ def _detail_of(response: Response) -> str:
 
 
 def _error_of(response: Response) -> _ErrorBody:
-    """Returns the problem in the answer, or an empty one if the body is not a problem."""
+    """Returns the problem in the answer, or an empty one if the body is not a problem. The body may
+    be a site's page: with a good status it is never read as a problem."""
+    if response.status < 400 or len(response.body) > _PROBLEM_BYTES_MAX:
+        return _ErrorBody()
     try:
         return msgspec.json.decode(response.body, type=_ErrorBody)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _ErrorBody()
 
 

@@ -15,7 +15,7 @@ from conveyor.domain import limits
 from conveyor.domain.ids import CallerId, JobId, LeaseId, RunId
 from conveyor.domain.run.wait_reason import WaitReason
 from conveyor.ports.coordinator import Coordinator
-from conveyor.ports.gateway import Contact
+from conveyor.ports.gateway import Contact, Outcome, ScrapeRequest
 from conveyor.usecases.lookup import totals_of
 from conveyor.usecases.run import run_progress, runs
 from conveyor.usecases.submit.jobs import Accepted
@@ -54,6 +54,28 @@ async def test_a_run_that_waits_for_the_plan_reports_it(autojump_clock: MockCloc
         accepted = await world.submit(urls(50))
         await trio.sleep(70)
         assert await reason_of(world, accepted) is WaitReason.GATEWAY_LIMIT
+
+
+async def test_pages_that_crash_their_handler_do_not_occupy_the_plan(
+    autojump_clock: MockClock,
+) -> None:
+    class CrashingGateway(PlanGateway):
+        async def scrape(self, request: ScrapeRequest) -> Outcome:
+            outcome = await PlanGateway.scrape(self, request)
+            if request.url in urls(6):
+                raise RecursionError
+            return outcome
+
+    gateway = CrashingGateway(plan=2)
+    world = make_remote_world(gateway)
+
+    async with world.working():
+        accepted = await world.submit(urls(40), max_attempts=2)
+        _, totals = await world.ended(accepted)
+
+    assert (totals.successful, totals.failed) == (34, 6)
+    assert gateway.refused_count == 0
+    assert trio.current_time() < 60
 
 
 async def test_two_processes_together_keep_to_the_plan(autojump_clock: MockClock) -> None:

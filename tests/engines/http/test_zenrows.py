@@ -318,7 +318,12 @@ async def test_only_our_own_gateway_explains_a_failure_in_its_words(
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"not json", b"[]", b'{"code":7}', b'{"code":"<b>\\n"}', b"\xff", b"{" * 70_000]
+    "body",
+    [
+        *(b"", b"not json", b"[]", b'{"code":7}', b'{"code":"<b>\\n"}', b"\xff", b"{" * 70_000),
+        b'{"title":' + b"[" * 5_000,
+        b'{"code":"BLK0001","pad":"%b"}' % (b"x" * 20_000),
+    ],
 )
 async def test_an_error_that_explains_itself_badly_goes_by_its_status(
     pool: HttpPool, body: bytes
@@ -327,6 +332,15 @@ async def test_an_error_that_explains_itself_badly_goes_by_its_status(
 
     assert isinstance(outcome, NotScraped)
     assert (outcome.reason, outcome.problem.code) == (FailureReason.BLOCKED, "gateway_422")
+
+
+async def test_a_page_is_never_read_as_a_problem(pool: HttpPool) -> None:
+    page = b'{"code":"AUTH004","title":' + b"[" * 50_000
+
+    outcome = await scrape(pool, reply(page, headers={"X-Request-Credits": "3"}))
+
+    assert isinstance(outcome, Scraped)
+    assert (outcome.body, outcome.credits) == (page, 3)
 
 
 async def test_too_much_concurrency_says_when_to_come_back(pool: HttpPool) -> None:
