@@ -1,1 +1,1 @@
-"""The engines that a simulated process runs on."""
+"""The engines that simulated processes run on, and snapshots of what the engines hold."""

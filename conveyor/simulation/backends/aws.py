@@ -1,7 +1,7 @@
-"""The AWS engine over models of its services: each call of a service passes a process's life.
+"""The AWS engine over models of DynamoDB, SQS, S3 and Redis.
 
-Faults of calls are the models' own, and strike beneath the engine's retries; a life adds only its
-end, its pauses and outages.
+Faults of calls come from the models, below the retries of the engine. The fault injector of a
+process adds only what happens to the process: its end, pauses and outages.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from conveyor.simulation.process import settings_of
 NAMES = Names(table="simulated", bucket="simulated", queue_prefix="simulated-")
 REGION = "eu-west-1"
 
-# A world has few slots. By the rule of a deployment most packs would have a single body.
+# A world has few task slots. With the packing of a real deployment most packs would hold one body.
 _PACKING = Packing(waiting_max=20)
 _POOL = re.compile(r"\{(.+)\}/(.*):leases$")
 _KINDS: dict[str, type] = {kind.name: kind.key_type for kind in ROW_KINDS}
@@ -61,7 +61,7 @@ def _no_rows() -> dict[type, dict[Address, Any]]:
 
 @dataclass(slots=True)
 class AwsBackend:
-    """One account's worth of services, with Redis or without, as the seed has it."""
+    """The AWS services of one account, and Redis if the options have it."""
 
     options: Options
     faults: Faults
@@ -145,7 +145,8 @@ class AwsBackend:
                     yield Lease(pool, run_id, until, is_capped=key not in self._restored)
 
     def _catch_up(self) -> dict[type, list[Address]]:
-        """Decodes the items that were written since; a table that was not is the same object."""
+        """Decodes the items that were written since the last call. A table without writes stays the
+        same object, so that comparing snapshots can skip it."""
         written: dict[type, list[Address]] = {}
         table = self.model.dynamodb.tables.get(NAMES.table)
         if table is None:
@@ -172,7 +173,7 @@ class AwsBackend:
             self._leases[place] = Lease(pool, run_id, float(item["expires_at"]["N"]), name)
 
     def _decode(self, kind: type, place: tuple[str, str], item: Item | None) -> Address | None:
-        """Where the row stands that was written, or removed; None if it is none of ours."""
+        """The address of the row that was written or removed; None for an item that is no row."""
         if item is None:
             address = self._places.pop(place, None)
             if address is not None:
@@ -213,7 +214,8 @@ class AwsBackend:
         return {_run_of(url): len(queue.messages) for url, queue in queues}
 
     def _items_that_are_no_rows(self) -> Iterator[StoredItem]:
-        """Leases, doors and marks; what has lapsed waits for the table to remove it."""
+        """Items that are no rows, such as leases. Expired ones, which the table has not removed
+        yet, are left out."""
         now = self.clock.now()
         for pk, partition in self.model.dynamodb.tables[NAMES.table].partitions.items():
             for (sk, *_), row in partition.rows.items():
@@ -250,9 +252,9 @@ class AwsBackend:
         return dict(self.model.fault_source.fired)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: no file or connection is open."""
 
 
 def _run_of(url: str) -> str:
-    """What a queue is named by: its run, or what it is for."""
+    """The run id, or the purpose, that the name of a queue contains."""
     return url.rpartition("/")[2].removeprefix(NAMES.queue_prefix)

@@ -1,7 +1,8 @@
-"""Backends: the engines under the simulated processes, and a way to look into them.
+"""Backends: one per engine. A backend opens the engine for simulated processes and reads its rows
+for the checkers.
 
-A backend outlives every process. `open` gives one life of one process its ports, each call of
-which passes through that life; `peek` reads everything that is committed, at once.
+A backend outlives every process. `open` gives a process the ports of the engine, with its faults
+injected; `peek` returns a snapshot of everything that is committed.
 """
 
 from __future__ import annotations
@@ -40,12 +41,14 @@ from conveyor.simulation.virtual_executor import VirtualExecutor
 if TYPE_CHECKING:
     from conveyor.bootstrap.aws import AwsRuntime
 
+# Larger than any body: it only bounds one read.
 _BODY_BYTES_MAX = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """What a process has of its engine; `shared` where it tells others by way of the engine."""
+    """The ports of a process. `shared` is the AWS runtime, through which processes signal each
+    other; other engines have none."""
 
     store: Store
     queue: Queue
@@ -55,14 +58,14 @@ class Ports:
 
 
 class Backend(Protocol):
-    """`is_one_machine` where one process owns the data, and all share one clock; `rows_come_first`
-    where a step of an ingest writes its rows before it counts them."""
+    """`is_one_machine`: one process owns the data and all share a clock. `rows_come_first`: a step
+    of an ingest writes its rows before it counts them."""
 
     is_one_machine: bool
     rows_come_first: bool
 
     async def prepare(self) -> None:
-        """Before anybody opens it."""
+        """Creates what the engine needs before the first process opens it."""
 
     def open(
         self, life: ProcessFaults, clock: Clock, random: Random, *, role: str, mail: Mailboxes
@@ -75,25 +78,28 @@ class Backend(Protocol):
     def bodies(self) -> Sequence[str]: ...
 
     def remains(self) -> Iterator[StoredItem]:
-        """What it holds beside its rows."""
+        """What the engine stores beside its rows: queues, messages, coordination entries and
+        bodies."""
 
     def queued(self) -> Mapping[str, int]:
-        """How many messages there are of each run, in sight or not."""
+        """The number of messages of each run, visible or not."""
 
     def lose_leases(self) -> bool:
-        """What a failover of the coordinator does; False where it can have none."""
+        """Loses leases as a failover of the coordinator does; returns False if the engine cannot
+        lose any."""
 
     def cut_power(self) -> bool:
-        """Loses what was not synced; False where a power cut loses nothing that the model shows."""
+        """Loses everything that was not synced to disk; returns False if the engine models no such
+        loss."""
 
     def serve(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> int:
-        """What the storage answers to a caller whom we sent there."""
+        """Answers a request to a presigned URL of the storage with its status."""
 
     def calm_down(self) -> None:
-        """From now on the services are at their best."""
+        """Sets every fault rate of the engine's services to 0."""
 
     def fired(self) -> Mapping[str, int]:
-        """How often each fault of its own has struck."""
+        """How often each fault of the engine's services occurred."""
 
     def close(self) -> None: ...
 
@@ -108,7 +114,7 @@ def guarded(engine: Any, life: ProcessFaults) -> Ports:
 
 
 class Plain:
-    """What a backend without services has to say about them."""
+    """The methods of a backend without services: defaults that most backends share."""
 
     async def prepare(self) -> None:
         await trio.lowlevel.checkpoint()
@@ -120,17 +126,17 @@ class Plain:
         return False
 
     def calm_down(self) -> None:
-        """It has no faults of its own."""
+        """Does nothing: the engine has no faults of its own."""
 
     def fired(self) -> Mapping[str, int]:
         return {}
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: no file or connection is open."""
 
 
 class MemoryBackend(Plain):
-    """One memory engine, which keeps its own time, for any number of processes."""
+    """One memory engine with its own clock, shared by all processes."""
 
     is_one_machine = False
     rows_come_first = False
@@ -177,7 +183,7 @@ def _no_rows() -> dict[type, dict[Address, Any]]:
 
 @dataclass(slots=True)
 class EmbeddedBackend(Plain):
-    """One data directory. The first process owns it, others join."""
+    """One data directory. The first process owns it, the others join it."""
 
     data_dir: Path
     faults: Faults
@@ -231,7 +237,7 @@ class EmbeddedBackend(Plain):
             return None
 
     def bodies(self) -> Sequence[str]:
-        """The places of all bodies; each names the job, as its key does."""
+        """The paths of all bodies; a path contains the job id, as a blob key does."""
         root = self.data_dir / "blobs"
         return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
 
@@ -249,7 +255,7 @@ class EmbeddedBackend(Plain):
         return True
 
     def lose_leases(self) -> bool:
-        return False  # They lie in the database, which loses nothing.
+        return False  # Leases are rows of the database, which loses nothing.
 
     def close(self) -> None:
         if self._reader is not None:
@@ -269,7 +275,8 @@ class EmbeddedBackend(Plain):
         return self._reader
 
     def _catch_up(self, connection: sqlite3.Connection) -> dict[type, list[Address]]:
-        """Reads the rows that changed since; a table that did not is the same object as before."""
+        """Reads the rows that changed since the last call. A table without changes stays the same
+        object, so that comparing snapshots can skip it."""
         written = {}
         sql = "SELECT number, kind, address FROM watched WHERE number > ?"
         changed: dict[str, dict[str, None]] = {}
@@ -293,8 +300,8 @@ class EmbeddedBackend(Plain):
 
 
 def _log_changes(connection: sqlite3.Connection) -> bool:
-    """Has the database tell which rows changed: reading all of them after each write is slow. False
-    while somebody is making the tables, or writing."""
+    """Installs triggers that record which rows change, because reading all rows after each write is
+    slow. Returns False while another connection creates the tables or writes."""
     script = ["CREATE TABLE IF NOT EXISTS watched (number INTEGER PRIMARY KEY, kind, address)"]
     for table in TABLES.values():
         for event, row in (("INSERT", "NEW"), ("UPDATE", "NEW"), ("DELETE", "OLD")):

@@ -1,7 +1,8 @@
-"""The services of a modelled account as one life sees them: each call has to pass it.
+"""The modelled AWS services and Redis as one process sees them: each call passes its fault
+injector.
 
-A process may end after whatever it did, to whichever service, and a body that it reads piece by
-piece breaks off with it.
+The process may be killed after any effect, on any service, and between two pieces of a body that it
+reads.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _READS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class FaultyTransport:
-    """See AwsTransport. Answers of DynamoDB correct `service_clock`, as in HttpTransport."""
+    """Implements AwsTransport. Answers of DynamoDB correct `service_clock`, as in HttpTransport."""
 
     model: AwsModel
     life: ProcessFaults
@@ -83,7 +84,8 @@ class FaultyTransport:
     async def _living(
         self, name: str, body: AsyncGenerator[bytes, None]
     ) -> AsyncGenerator[bytes, None]:
-        """A body whose reader may be held up, or end, and whose writer may go, between pieces."""
+        """Yields the pieces of a body. Between pieces the process may be paused or killed, and the
+        storage may fail."""
         async with aclosing(body):
             while True:
                 try:
@@ -95,7 +97,8 @@ class FaultyTransport:
 
 @dataclass(frozen=True, slots=True)
 class FaultyRedis:
-    """See Link. `restored` are the pools to which leases were put back, whatever their cap."""
+    """Implements RedisConnection. `restored` collects the pools into which leases were restored
+    after an outage; a restore ignores the cap of the pool."""
 
     link: RedisConnection
     life: ProcessFaults
@@ -138,7 +141,7 @@ class FaultyRedis:
 
 
 def _told(params: Params) -> str:
-    """Which row, or which thing, a call is about."""
+    """The row or object that a call is about, for the trace."""
     key = params.get("Key") or params.get("Item")
     if isinstance(key, Mapping):
         return f"{key.get('pk', {}).get('S')} {key.get('sk', {}).get('S')}"

@@ -1,8 +1,8 @@
-"""The AWS engine with a store of its own for tasks: two models in one world.
+"""The AWS engine with a separate store for tasks: two stores in one world.
 
-The task store is the model of a transactional server: each call is applied as a whole or not at
-all. It fails by itself, so a process can lose one store and keep the other, or die between two
-writes.
+The task store is the memory engine, as a model of a transactional server: each call is applied as a
+whole or not at all. It fails independently of the other store, so a process can lose one of them,
+or die between the two writes of a change.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _KINDS = (TaskKey, StatsKey, EventKey, FeedKey)
 
 @dataclass(slots=True)
 class MixedBackend(AwsBackend):
-    """As the AWS engine, but for the rows of the task store."""
+    """An AwsBackend whose task rows are in the second store."""
 
     rows_come_first: bool = False
     _server: MemoryEngine = field(init=False)

@@ -1,8 +1,8 @@
-"""The Postgres engine over a model of its server: the real store, queue and coordinator, and the
-real pool. Bodies are in memory.
+"""The Postgres engine over a model of the server. Its store, queue, coordinator and pool are the
+real ones; bodies are in memory.
 
-The server's own faults strike at calls of a connection, beneath the engine; those of a life strike
-at the calls of its ports, as on other engines.
+Faults of the server happen to calls of a connection, below the engine. Faults of a process happen
+to calls of its ports, as on other engines.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _CONFIG = DatabaseConfig(url="postgresql://model", connections_max=4)
 
 
 def _draw_faults(random: Random) -> Faults:
-    """How this world's server behaves; half of its faults are off."""
+    """Draws the fault rates of this world's server. Half of them are 0."""
 
     def rate(most: float) -> float:
         return random.choice((0.0, 0.0, most / 4, most))
@@ -63,7 +63,7 @@ def _draw_faults(random: Random) -> Faults:
 
 
 class PostgresBackend(Plain):
-    """One server for any number of processes, with a clock of its own."""
+    """One server with its own clock, shared by all processes."""
 
     is_one_machine = False
     rows_come_first = False
@@ -116,7 +116,7 @@ class PostgresBackend(Plain):
         return self.server.tables.get(name, {})
 
     def _rows(self, kind: type) -> dict[Address, Any]:
-        """The committed rows of a kind. A row that has not changed is not decoded again."""
+        """The committed rows of one kind. A row that has not changed is not decoded again."""
         table = TABLES[kind]
         rows = {}
         for key, row in self._table(table.name).items():

@@ -1,4 +1,5 @@
-"""Snapshot: every row of an engine at one moment, and what a write changed (docs/simulator.md)."""
+"""Snapshots: all rows of an engine at one instant, and the differences between two of them
+(docs/simulator.md)."""
 
 from __future__ import annotations
 
@@ -30,8 +31,9 @@ Groups = Mapping[str, Sequence[V]]
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A live lease; `job_id` is the pool that it was taken from, `name` what its holder calls it,
-    where that can be seen. To a pool without a cap leases were put back after an outage."""
+    """A live lease. `job_id` is the pool that it was taken from, `name` the name that its holder
+    uses, empty where the engine does not show it. `is_capped` is False for a pool whose leases were
+    restored after an outage, which ignores the cap."""
 
     job_id: str
     run_id: str
@@ -42,10 +44,11 @@ class Lease:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All rows by the kind of their key; `now` is the engine's wall time, `at` virtual time.
+    """All rows, by the type of their key. `now` is the wall time of the engine, `at` the virtual
+    time.
 
-    A task's address is (run, task), as it is in every engine. `written` are the addresses of what
-    may differ from the snapshot before, where the engine can tell.
+    The address of a task is (run id, task id) on every engine. `written` has the addresses that may
+    differ from the previous snapshot, if the engine knows them.
     """
 
     at: float
@@ -111,7 +114,8 @@ class Snapshot:
         return _grouped(self.runs.values(), _job_of)
 
     def follow(self, before: Snapshot, written: Sequence[Changed]) -> None:
-        """Takes over what was grouped before: between two snapshots little changes."""
+        """Takes over the groupings of the previous snapshot and updates the groups that changed.
+        Two successive snapshots differ in few rows, so this is much cheaper than grouping anew."""
         for name, (kind, group_of) in _GROUPINGS.items():
             if (groups := before.__dict__.get(name)) is not None:
                 own = [change for change in written if change.kind is kind]
@@ -119,8 +123,8 @@ class Snapshot:
 
 
 def idle_runs(snapshot: Snapshot, queued: Mapping[str, int]) -> list[str]:
-    """The live runs that wait for nothing and nobody: no list is on its way in, no message is
-    there, nobody has a claim, and some tasks have not ended."""
+    """The live runs in which nothing can happen without the sweeper: some tasks have not ended, no
+    list is being ingested, no message is queued, and no worker has a claim."""
     idle = []
     for run in snapshot.runs.values():
         is_asked_for = run.open_batches > 0 or run.stop_requested_at is not None
@@ -171,7 +175,7 @@ def _regrouped(
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """One row before and after; None where there was, or is, none."""
+    """One row before and after. `old` is None for a new row, `new` for a removed one."""
 
     kind: type
     address: Address
@@ -180,7 +184,8 @@ class Changed:
 
 
 def compare(before: Snapshot, after: Snapshot) -> list[Changed]:
-    """Returns the rows written in between, in the order of `after`, unchanged ones included."""
+    """Returns the rows that were written between two snapshots, in the order of `after`, including
+    rewritten rows with equal values."""
     if after.written is not None:
         return [
             Changed(kind, address, old, new)
@@ -210,5 +215,6 @@ def compare(before: Snapshot, after: Snapshot) -> list[Changed]:
 
 
 def _is_same(earlier: Mapping[Address, Any], table: Mapping[Address, Any]) -> bool:
-    """Whether nobody wrote: most tables rest while one is written, and this is asked a lot."""
+    """Whether a table has no writes. Most tables have none between two snapshots, so this check
+    must be fast."""
     return len(earlier) == len(table) and all(map(is_, earlier.values(), table.values()))

@@ -1,4 +1,5 @@
-"""Remains: what an engine holds beside its rows, as it is stored (docs/simulator.md)."""
+"""Lists what an engine stores beside its rows: queues, messages, coordination entries, bodies and
+files (docs/simulator.md)."""
 
 from __future__ import annotations
 
@@ -11,12 +12,13 @@ from conveyor.engines.memory import MemoryEngine
 
 QUEUE, MESSAGE, MARK, BODY, FILE = "queue", "message", "mark", "body", "file"
 CONTROL = "control"
-"""What the names of queues begin with that are no run's."""
+"""The prefix of queues that belong to no run."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredItem:
-    """`place` says what it is; a queue is named by its run, a message by its queue."""
+    """One stored item. `location` is one of the constants above. A queue is named by its run, a
+    message by its queue."""
 
     location: str
     name: str
@@ -37,7 +39,8 @@ def of_memory(engine: MemoryEngine) -> Iterator[StoredItem]:
 def of_directory(
     data_dir: Path, connection: sqlite3.Connection | None, now: float
 ) -> Iterator[StoredItem]:
-    """What its tables of queues and marks hold, and every file, byte for byte."""
+    """The queues, messages and coordination entries of a data directory, and the bytes of every
+    file in it."""
     if connection is not None:
         for (run_id,) in connection.execute("SELECT run_id FROM queues WHERE run_id IS NOT NULL"):
             yield StoredItem(QUEUE, run_id)

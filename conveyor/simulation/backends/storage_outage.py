@@ -1,7 +1,6 @@
-"""Outages of the storage of bodies: full, missing, or closed to us, for minutes
-(docs/simulator.md).
+"""Outages of body storage: for minutes it is full, missing, or refuses access (docs/simulator.md).
 
-While it is full, what is stored can still be read and removed. Rows and queues are not affected.
+Full storage can still be read, and objects can be removed. Rows and queues are not affected.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from conveyor.ports.errors import StorageFull, Unavailable
 from conveyor.simulation.faults.faults import Fault
 
 PIECE = "a piece of "
-"""How the read of a body that has begun is called in a trace, before its operation."""
+"""In the trace, this precedes the operation for each further piece of a body that is being read."""
 
 OUTAGES = (Fault.STORAGE_FULL, Fault.STORAGE_MISSING, Fault.STORAGE_DENIED)
 
@@ -27,13 +26,13 @@ _S3_ERRORS = {
 
 
 def storage_error(fault: Fault | None, service: str, method: str) -> Exception | None:
-    """What a call of the storage fails with during this outage; None if it does not."""
+    """The error of a storage call during this outage; None if the call works."""
     if fault is None or service not in {"blobs", "s3"}:
         return None
     if fault is Fault.STORAGE_FULL and method not in _WRITES | _S3_WRITES:
         return None
     if service == "s3" and method.startswith(PIECE):
-        # The response has begun: S3 can only break the connection from here on.
+        # The response has begun, so S3 can only break the connection.
         return NoResponse("the connection broke", was_sent=True)
     if service == "s3":
         code, status = _S3_ERRORS[fault]
