@@ -1,12 +1,17 @@
-"""Checkers: one small function an invariant of SPEC.md 6, named as its sentence.
+"""Checkers: one small function per invariant of SPEC.md 6, named after what it checks.
 
-To add one: write a generator of sentences about what is wrong, in the file of its group, and list
-it below. `on_write` checkers get a Moment after each write that changed a row: the rows before
-and after, and what changed, so that they need look at little; `at_ease` ones get it every few
-seconds once faults are over, `at_the_end` ones once, when they are long over. The others get the
-event as well: the messages that are about to be acked, a client's call that was answered, a fetch
-that begins, a delivery that came in. A checker writes nothing, draws no random number and awaits
-nothing.
+To add one: write a generator in the file of its group that yields one sentence per violation, start
+its docstring with the numbers of the invariants, and list it below. Every checker receives a
+`StateChange`: the rows before and after, and the rows that changed, so that it need not read all
+rows.
+- `on_write`: after each compared write that changed a row.
+- `on_ack`, `on_answer`, `on_fetch`, `on_delivery`: on an event, which is the second argument: the
+  messages that are about to be acked, a call that was answered, a fetch that begins, a webhook that
+  arrived.
+- `at_ease`: every few seconds once faults are over.
+- `at_the_end`: once, hours later.
+
+A checker writes nothing, draws no random number and awaits nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Acceptance and idempotency (SPEC.md 6: I1 to I7)."""
+"""Checks that accepted jobs, lists and keys are kept (SPEC.md 6: I1 to I7)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _SUBMIT = "/v1/jobs"
 
 
 def an_accepted_job_is_durable(moment: StateChange, call: Call) -> Iterator[str]:
-    """I1: when the answer to a submit or rerun leaves there is a job, a run and a durable list."""
+    """I1: when a submit or rerun is answered, its job, its run and a durable list exist."""
     makes_a_run = call.path == _SUBMIT or call.route.endswith("/rerun")
     if not (call.is_accepted and call.method == "POST" and makes_a_run):
         return
     answer = call.json
     if "job_id" not in answer:
-        return  # A dry run makes nothing.
+        return  # A dry run creates nothing.
     job = moment.after.jobs.get((answer["job_id"],))
     if job is None:
         yield f"call {call.number} was answered {call.status}, and there is no job"
@@ -34,7 +34,7 @@ def an_accepted_job_is_durable(moment: StateChange, call: Call) -> Iterator[str]
         return
     run = moment.after.run_by_id.get(latest["run_id"])
     if run is None:
-        # A key answers as it did when the run was there.
+        # A repeated request gets the stored answer even after its run was deleted.
         if not _was_deleted(moment, latest["run_id"]):
             yield f"call {call.number} was answered {call.status}, and there is no run"
     elif not run.open_batches and run.planned != run.total and run.status is not RunStatus.DELETED:
@@ -42,8 +42,8 @@ def an_accepted_job_is_durable(moment: StateChange, call: Call) -> Iterator[str]
 
 
 def an_accepted_list_is_durable(moment: StateChange, call: Call) -> Iterator[str]:
-    """I1: when the answer to an added list leaves, each that was added to the job so far is one of
-    its lists, with so many lines."""
+    """I1: when an added list is answered, every list that was added to the job so far is stored
+    with its number of lines."""
     if not (call.is_accepted and _is_list(call)):
         return
     job_id = call.route.split("/")[-2]
@@ -75,18 +75,18 @@ def _is_list(call: Call) -> bool:
 
 
 def _is_same_list(other_call: Call, call: Call) -> bool:
-    """Whether it was added to the same job; under whichever key."""
+    """Whether both calls added a list to the same job, under any key."""
     return other_call.path == call.path and other_call.is_accepted and _is_list(other_call)
 
 
 def _was_deleted(moment: StateChange, part: str) -> bool:
-    """Whether anybody asked for the end of what has this in its path."""
+    """Whether a client asked to delete something whose path contains this."""
     return any(call.method == "DELETE" and part in call.path for call in moment.history.calls)
 
 
 def no_task_is_lost(moment: StateChange) -> Iterator[str]:
-    """I2: every line of an accepted job that was neither stopped nor deleted is a task that has
-    ended."""
+    """I2: every line of an accepted job is a task that has ended, unless the job was stopped or
+    deleted."""
     for promise in moment.history.promises.values():
         job = moment.after.jobs.get((promise.job_id,))
         if job is None or job.status is JobStatus.DELETED or promise.run_id is None:
@@ -95,7 +95,7 @@ def no_task_is_lost(moment: StateChange) -> Iterator[str]:
         if run is None or run.status is not RunStatus.COMPLETED:
             continue
         tasks = moment.after.tasks_by_run.get(run.run_id, [])
-        # A list whose answer got lost may have been admitted all the same.
+        # More tasks are allowed: a list whose answer was lost may have been admitted.
         if len(tasks) < promise.lines_count:
             yield f"run {run.run_id}: {promise.lines_count} lines promised, {len(tasks)} tasks"
         for task in tasks:
@@ -104,7 +104,7 @@ def no_task_is_lost(moment: StateChange) -> Iterator[str]:
 
 
 def a_promise_is_kept_or_withdrawn(moment: StateChange) -> Iterator[str]:
-    """I2: the first run of an accepted job is complete, unless somebody ended it."""
+    """I2: the first run of an accepted job is complete, unless a client stopped or deleted it."""
     for promise in moment.history.promises.values():
         job = moment.after.jobs.get((promise.job_id,))
         if promise.run_id is None or (job is not None and job.status is JobStatus.DELETED):
@@ -116,12 +116,14 @@ def a_promise_is_kept_or_withdrawn(moment: StateChange) -> Iterator[str]:
             for call in moment.history.calls
         )
         if run is None:
-            # Where clocks are weeks apart, a run that ended by one has long expired by another;
-            # `only_what_has_ended_expires` sees to it that it had ended (seed 406).
+            # If clocks differ by weeks, a run that ended by one clock has expired by another. That
+            # it had ended is checked by `only_what_has_ended_expires` (seed 406).
             if not was_asked_for and not moment.history.leaps_days:
                 yield f"run {promise.run_id} of job {promise.job_id} is gone"
         elif promise.lines_count >= limits.TASKS_MAX:
-            continue  # It may have had more lines than a list may have, as is found out later.
+            # The job may have had more lines than TASKS_MAX, which is noticed only while its list
+            # is ingested.
+            continue
         elif run.status is RunStatus.STOPPED and not was_asked_for:
             yield f"run {run.run_id} was stopped by nobody: {run.stop_reason}"
         elif run.status is RunStatus.FAILED and not moment.history.spent_count:
@@ -129,7 +131,7 @@ def a_promise_is_kept_or_withdrawn(moment: StateChange) -> Iterator[str]:
 
 
 def only_what_has_ended_expires(moment: StateChange) -> Iterator[str]:
-    """I2: a run that nobody asked to delete is removed only after it has ended."""
+    """I2: a run that no client asked to delete is removed only after it has ended."""
     for change in moment.changed(RunKey):
         old, new = change.old, change.new
         is_removed = new is None or new.status is RunStatus.DELETED
@@ -140,8 +142,8 @@ def only_what_has_ended_expires(moment: StateChange) -> Iterator[str]:
 
 
 def one_key_makes_one_thing(moment: StateChange, call: Call) -> Iterator[str]:
-    """I3, I4: for one key and one request, all get the same answer, byte for byte. Records of
-    keys expire by the wall clock: where it leaps by days, a key may be a new one."""
+    """I3, I4: all requests with one key and one body get the same answer, byte for byte. Records of
+    keys expire by the wall clock, so this is not checked where it leaps by days."""
     if moment.history.leaps_days or not _is_keyed_success(call):
         return
     for other in moment.history.calls:
@@ -154,8 +156,8 @@ def one_key_makes_one_thing(moment: StateChange, call: Call) -> Iterator[str]:
 
 
 def a_used_key_takes_no_other_request(moment: StateChange, call: Call) -> Iterator[str]:
-    """I6: another request under a used key is refused, and nothing comes of it. Where the wall
-    clock leaps by days, the record of the key may have expired."""
+    """I6: a different request with a used key is refused. This is not checked where the wall clock
+    leaps by days, because the record of the key may have expired."""
     if moment.history.leaps_days or call.key is None or not call.is_accepted:
         return
     first = next(

@@ -1,4 +1,4 @@
-"""Counters, totals and lifecycles of runs and jobs (SPEC.md 6: I21 to I28)."""
+"""Checks counters, totals and the lifecycles of runs and jobs (SPEC.md 6: I21 to I28)."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _GROWING = ("admitted", "done", "successful", "failed", "credits", "cost_micros"
 
 
 def touched_runs(moment: StateChange) -> list[Run]:
-    """The runs whose rows changed and still stand, but for those that were deleted, or whose job
-    was: their rows go one by one."""
+    """The existing runs of which a row changed. Deleted runs are left out: their rows are removed
+    one by one."""
     run_ids = {
         (change.new or change.old).run_id
         for kind in (RunKey, StatsKey, TaskKey, BatchKey)
@@ -48,8 +48,8 @@ def touched_runs(moment: StateChange) -> list[Run]:
 
 
 def counters_equal_rows(moment: StateChange) -> Iterator[str]:
-    """I21: the counters of each run are what its rows say, after every write: those of admission
-    and retries shard by shard, those of ended tasks in sum (SPEC.md 2.3)."""
+    """I21: after every write the counters of each run equal what its rows say. Admitted and
+    retrying tasks are compared per shard, ended tasks as a sum over all shards (SPEC.md 2.3)."""
     for run in touched_runs(moment):
         under_way = _under_way(moment, run)
         tasks = moment.after.tasks_by_run.get(run.run_id, [])
@@ -68,14 +68,15 @@ def counters_equal_rows(moment: StateChange) -> Iterator[str]:
 
 
 def _under_way(moment: StateChange, run: Run) -> list[Batch]:
-    """The lists that are being ingested, where rows are written before they count: those behind
-    the checkpoint may count already, or not yet."""
+    """The lists that are being ingested, on engines that write rows before they count them. Tasks
+    of such a list behind its checkpoint may be counted or not."""
     batches = moment.after.batches_by_run.get(run.run_id, []) if moment.rows_come_first else []
     return [batch for batch in batches if batch.status is not BatchStatus.SEALED]
 
 
 def _is_behind(batch: Batch, task: Task) -> bool:
-    """A replay goes by ids, and its tasks name the list that they first came with."""
+    """Whether the task is behind the checkpoint of the list. A rerun copies tasks in the order of
+    their ids, and its tasks name the list that they first came with."""
     if isinstance(batch.source, RowsOf):
         is_its = batch.source.batch_id in {None, task.batch_id}
         return is_its and task.task_id > (batch.cursor or "")
@@ -102,7 +103,7 @@ _OF_SHARD: Mapping[str, Callable[[Task], bool]] = {
     "admitted": lambda task: True,
     "retrying": lambda task: task.status is TaskStatus.PENDING and task.attempts > 0,
 }
-# A worker counts the tasks that it ends on any counter row of their run.
+# A worker may count the tasks that it ends in any counter row of their run.
 _ENDED: Mapping[str, Callable[[Task], bool]] = {
     "done": lambda task: task.status in TASK_TERMINAL,
     "successful": lambda task: task.status is TaskStatus.SUCCESSFUL,
@@ -111,13 +112,13 @@ _ENDED: Mapping[str, Callable[[Task], bool]] = {
 
 
 def counters_never_fall(moment: StateChange) -> Iterator[str]:
-    """I22: counters only grow, and never beyond what was admitted."""
+    """I22: counters never fall, and never exceed the number of admitted tasks."""
     for change in moment.changed(StatsKey):
         old, new = change.old, change.new
         if new is None:
             continue
         totals = sum_stats([*moment.after.stats_by_run.get(new.run_id, ())])
-        # The counter rows of a deleted run are removed one by one.
+        # The counter rows of a deleted run are removed one by one, so their sums mean nothing.
         run = moment.after.run_by_id.get(new.run_id)
         if not totals.done <= totals.admitted and run is not None and not moment.is_deleted(run):
             yield f"run {new.run_id}: done {totals.done} of {totals.admitted}"
@@ -127,7 +128,7 @@ def counters_never_fall(moment: StateChange) -> Iterator[str]:
 
 
 def the_series_adds_up_to_the_counters(moment: StateChange) -> Iterator[str]:
-    """I67: no sample exceeds the counters of its run, and the series adds up to them."""
+    """I67: no sample exceeds the counters of its run, and the time series adds up to them."""
     for run_id in sorted({change.new.run_id for change in moment.changed(SampleKey) if change.new}):
         run = moment.after.run_by_id.get(run_id)
         if run is None or moment.is_deleted(run):
@@ -148,13 +149,15 @@ def the_series_adds_up_to_the_counters(moment: StateChange) -> Iterator[str]:
 
 
 def a_completed_run_is_complete(moment: StateChange) -> Iterator[str]:
-    """I23: completed means closed, nothing being ingested, and every task terminal."""
+    """I23: a completed run is closed, has no list that is being ingested, and all its tasks have
+    ended."""
     for change in moment.changed(RunKey):
         run = change.new
         if run is None or run.status is not RunStatus.COMPLETED:
             continue
         if change.old is not None and change.old.status is RunStatus.COMPLETED:
-            continue  # It was looked at then; rows of a deleted job go one by one.
+            # It was checked when it completed; the rows of a deleted job are removed one by one.
+            continue
         tasks = moment.after.tasks_by_run.get(run.run_id, [])
         unfinished = [task.task_id for task in tasks if task.status not in TASK_TERMINAL]
         if unfinished:
@@ -167,7 +170,8 @@ def a_completed_run_is_complete(moment: StateChange) -> Iterator[str]:
 
 
 def an_ended_run_never_changes(moment: StateChange) -> Iterator[str]:
-    """I24: terminal states are absorbing; no outcome, counter or total of an ended run changes."""
+    """I24: a terminal status never changes, and no result, counter or total of an ended run
+    changes."""
     for change in moment.changed(RunKey):
         old, new = change.old, change.new
         if old is None or old.status in RUN_LIVE or new is None:
@@ -178,14 +182,16 @@ def an_ended_run_never_changes(moment: StateChange) -> Iterator[str]:
             yield f"run {old.run_id} ended, and its total changed from {old.total} to {new.total}"
     for kind in (TaskKey, StatsKey):
         for change in moment.changed(kind):
-            # A step that the end has overtaken may leave rows behind, which count nowhere.
+            # An ingest step that was overtaken by the end of the run may leave rows, which are not
+            # counted.
             is_late = change.old is None and moment.rows_come_first
             if change.new is not None and not is_late and not _is_left(change.old, change.new):
                 yield from _changed_after_the_end(moment, change.old, change.new)
 
 
 def _is_left(old: Task | ShardCounters | None, new: Task | ShardCounters) -> bool:
-    """A task that the end left unfinished: a claim that was on its way may still touch it."""
+    """Whether the task was unfinished when its run ended: a claim that was already being written
+    may still change it."""
     return (
         isinstance(old, Task)
         and isinstance(new, Task)
@@ -205,7 +211,7 @@ def _changed_after_the_end(
 
 
 def nothing_settles_after_a_stop(moment: StateChange) -> Iterator[str]:
-    """I24: from the moment that a stop or a delete is on record, no task of the run ends."""
+    """I24: once a stop or delete is recorded, no task of the run ends."""
     for change in moment.changed(TaskKey):
         old, new = change.old, change.new
         if old is None or new is None or new.status not in TASK_TERMINAL:
@@ -219,7 +225,7 @@ def nothing_settles_after_a_stop(moment: StateChange) -> Iterator[str]:
 
 
 def at_most_one_live_run(moment: StateChange) -> Iterator[str]:
-    """I25: a job has at most one run that is not terminal, and it is the active one."""
+    """I25: a job has at most one run that has not ended, and names it as its active run."""
     for job_id in sorted({(c.new or c.old).job_id for c in moment.changed(RunKey)}):
         live = [r for r in moment.after.runs_by_job.get(job_id, []) if r.status in RUN_LIVE]
         if len(live) > 1:
@@ -230,7 +236,8 @@ def at_most_one_live_run(moment: StateChange) -> Iterator[str]:
 
 
 def jobs_only_go_forward(moment: StateChange) -> Iterator[str]:
-    """I26: open, closed, deleted, in this order; after closed no list is admitted."""
+    """I26: a job goes from open to closed to deleted and never back; a closed job admits no
+    list."""
     for change in moment.changed(JobKey):
         old, new = change.old, change.new
         if old is not None and new is not None and _ORDER[new.status] < _ORDER[old.status]:
@@ -242,6 +249,7 @@ def jobs_only_go_forward(moment: StateChange) -> Iterator[str]:
 
 
 def no_change_stays_half_written(moment: StateChange) -> Iterator[str]:
-    """I27: what one of two stores has decided is in the other one too, and is forgotten."""
+    """I27: a change that spans two stores is written to both in the end, and its record is
+    removed."""
     for crossing in moment.after.rows[CrossingKey].values():
         yield f"a change of job {crossing.job_id} is decided, and not finished"

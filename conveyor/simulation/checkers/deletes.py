@@ -1,4 +1,4 @@
-"""Delete and stop (SPEC.md 6: I32 to I36)."""
+"""Checks deletion and stopping (SPEC.md 6: I32 to I36)."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ from conveyor.simulation.invariant_monitor import StateChange
 _OF_A_RUN = (BatchKey, StatsKey, ExportKey, NoticeKey, EventKey, SampleKey)
 _OF_A_JOB = (RunKey, ScheduleKey, *_OF_A_RUN)
 _ON_THE_WAY = frozenset({QUEUE, MESSAGE, MARK})
+# The names of coordination entries that say which job a run belongs to end like this.
 _WHOSE = ("/:job", " job")
 
-# A worker that was paused or slow when a run was stopped learns of it with its next heartbeat.
+# A worker that was paused or slow when a run was stopped learns of the stop with its next
+# heartbeat.
 _WORD_S = limits.HEARTBEAT_S + limits.CLAIM_TTL_S
 
 
 def a_deleted_job_is_not_found(moment: StateChange, call: Call) -> Iterator[str]:
-    """I32: after the answer to a delete every read of the job is a 404."""
+    """I32: after a delete is answered, every read of the job is answered 404."""
     if call.method != "GET" or not call.is_accepted:
         return
     for job_id, deleted_at in moment.history.deleted_jobs.items():
@@ -42,7 +44,8 @@ def a_deleted_job_is_not_found(moment: StateChange, call: Call) -> Iterator[str]
 
 
 def nothing_is_left_of_a_deleted_job(moment: StateChange) -> Iterator[str]:
-    """I33: rows, bodies, lists and exports are gone; the tombstone says nothing."""
+    """I33: no row, body, list or export of a deleted job is left; its tombstone contains none of
+    its data."""
     after, deleted = moment.after, _deleted_jobs(moment)
     for kind in _OF_A_JOB:
         for row in after.rows[kind].values():
@@ -57,9 +60,9 @@ def nothing_is_left_of_a_deleted_job(moment: StateChange) -> Iterator[str]:
 
 
 def nobody_is_sent_for_what_was_deleted(moment: StateChange) -> Iterator[str]:
-    """I33: no message and no mark names a deleted job, and every queue is that of a run that is
-    there. Whose a run was is kept for a day, and a ring that nobody answered for people to see: ids
-    both, and nothing of a customer."""
+    """I33: no message and no coordination entry names a deleted job, and every queue belongs to an
+    existing run. Two kinds of entries may remain, because they hold only ids: which job a run
+    belongs to, for a day, and notifications in the control queue that no process received."""
     deleted = [job_id.encode() for job_id in sorted(_deleted_jobs(moment))]
     for item in moment.remains():
         is_kept = item.name.endswith(_WHOSE) or item.name.startswith(CONTROL)
@@ -74,7 +77,7 @@ def nobody_is_sent_for_what_was_deleted(moment: StateChange) -> Iterator[str]:
 
 
 def nothing_is_left_of_a_deleted_run(moment: StateChange) -> Iterator[str]:
-    """I33: once a run is deleted, no list, counter, export, event or body of it is left."""
+    """I33: no list, counter, export, event, task or body of a deleted run is left."""
     deleted = {
         call.route.rpartition("/")[2]
         for call in moment.history.calls
@@ -96,8 +99,9 @@ def _deleted_jobs(moment: StateChange) -> set[str]:
 
 
 def no_row_rises_from_the_dead(moment: StateChange) -> Iterator[str]:
-    """I34: no write makes a row under a job that was deleted before, but for the tasks of a step
-    that was under way, where rows come first: they count nowhere, and the second scrub has them."""
+    """I34: no write creates a row under a deleted job. Exception: on engines that write rows before
+    they count them, an ingest step that had begun may still write tasks. They are not counted, and
+    the second pass of the deletion removes them."""
     dead = {job.job_id for job in moment.before.jobs.values() if job.status is JobStatus.DELETED}
     if not dead:
         return

@@ -1,4 +1,4 @@
-"""Tasks: their transitions, claims, bodies and messages (SPEC.md 6: I14 to I20)."""
+"""Checks tasks: their transitions, claims, bodies and messages (SPEC.md 6: I14 to I20, I35)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _LEGAL = {
     TaskStatus.FAILED: frozenset({TaskStatus.FAILED}),
 }
 
-# An index may be a minute late, and a sweep has other runs to look at.
+# How long the sweeper may take: an index may be a minute late, and the sweeper has other runs to
+# check.
 _FOUND_S = 120.0
 
 
@@ -29,10 +30,11 @@ def _updates(moment: StateChange) -> Iterator[Changed]:
 
 
 def tasks_change_as_they_may(moment: StateChange) -> Iterator[str]:
-    """I14: only legal transitions, and what has ended stays as it is.
+    """I14: tasks make only legal transitions, and an ended task does not change.
 
-    A pending task ends only together with a new claim number: a first delivery writes both at once,
-    and where the monitor compares rarely, a claim and a settle lie between two of its snapshots.
+    A pending task may end in one step only together with a new claim number: a first delivery
+    writes both at once, and if the monitor compares rarely, a claim and a settle fall between two
+    snapshots.
     """
     for change in _updates(moment):
         old, new = change.old, change.new
@@ -44,7 +46,8 @@ def tasks_change_as_they_may(moment: StateChange) -> Iterator[str]:
 
 
 def claims_only_grow(moment: StateChange) -> Iterator[str]:
-    """I15: an end names the claim that made it, which is the current one."""
+    """I15: claim numbers never fall, and the result of an ended task belongs to the current
+    claim."""
     for change in _updates(moment):
         old, new = change.old, change.new
         if new.claim < old.claim or new.attempts < old.attempts:
@@ -60,8 +63,9 @@ def claims_only_grow(moment: StateChange) -> Iterator[str]:
 
 
 def _is_of_claim(key: str, claim: int) -> bool:
-    """Where a body has a key of its own, the claim is part of it. A first delivery stores its body
-    under claim 0 and is settled as claim 1."""
+    """Whether the claim may have stored this body. A body with a key of its own has the claim in
+    its key; a body in a pack does not. A first delivery stores its body under claim 0 and is
+    settled as claim 1."""
     kind, _, claim_id = key.rpartition("/")[2].partition(".")
     number, _, nonce = claim_id.partition(".")
     is_first = number == "0" and nonce != "" and claim == 1
@@ -69,19 +73,19 @@ def _is_of_claim(key: str, claim: int) -> bool:
 
 
 def attempts_are_bounded(moment: StateChange) -> Iterator[str]:
-    """I16: no task is tried more often than its job allows."""
+    """I16: no task is attempted more often than its job allows."""
     for change in _updates(moment):
         task: Task = change.new
         run = moment.after.run_by_id.get(task.run_id)
         job = moment.after.jobs.get((run.job_id,)) if run is not None else None
-        # The end that a task is given for losing its workers counts as an attempt too.
+        # When a task is failed for losing its workers, that counts as one more attempt.
         if job is not None and task.attempts > job.max_attempts + 1:
             yield f"task {_name(task)} was tried {task.attempts} times of {job.max_attempts}"
 
 
 def who_loses_its_workers_is_given_up(moment: StateChange, fetch: Fetch) -> Iterator[str]:
-    """I16: a task that lost so many workers is not fetched again, only given its end; which takes
-    as many claims as it takes, as whoever gives it may be lost too."""
+    """I16: a task that lost too many workers is not fetched again. It is only failed; that may take
+    several claims, because the workers that do it may be lost as well."""
     task: Task | None = moment.after.rows[TaskKey].get((fetch.run_id, fetch.task_id))
     if task is None:
         return
@@ -91,7 +95,7 @@ def who_loses_its_workers_is_given_up(moment: StateChange, fetch: Fetch) -> Iter
 
 
 def a_success_has_its_body(moment: StateChange) -> Iterator[str]:
-    """I18: the body that a successful task names is there, with that length and digest."""
+    """I18: the body that a successful task names is stored, with the stated length and digest."""
     for change in moment.changed(TaskKey):
         task = change.new
         is_new = change.old is None or change.old.status is not TaskStatus.SUCCESSFUL
@@ -101,7 +105,7 @@ def a_success_has_its_body(moment: StateChange) -> Iterator[str]:
             yield f"task {_name(task)} is successful without a result"
             continue
         if task.source_run_id is not None:
-            continue  # Its body belongs to another run, and was looked at there.
+            continue  # Its body belongs to another run and was checked there.
         body = moment.body(task.result.key)
         if body is None:
             yield f"task {_name(task)}: there is no body at {task.result.key}"
@@ -112,7 +116,7 @@ def a_success_has_its_body(moment: StateChange) -> Iterator[str]:
 
 
 def only_what_is_over_is_acked(moment: StateChange, acked: Acked) -> Iterator[str]:
-    """I19: a message is acked only if its task has ended, or its run has."""
+    """I19: a message is acked only if its task or its run has ended."""
     for run_id, task_id in acked.refs:
         task = moment.after.tasks.get((run_id, task_id))
         run = moment.after.run_by_id.get(run_id)
@@ -122,8 +126,8 @@ def only_what_is_over_is_acked(moment: StateChange, acked: Acked) -> Iterator[st
 
 
 def an_idle_run_is_found(moment: StateChange) -> Iterator[str]:
-    """I20: when faults are over, the sweeper soon finds a live run that has tasks left, and neither
-    a message nor a claim; a queue that is merely slow is left alone."""
+    """I20: once faults are over, the sweeper soon finds a live run with unfinished tasks but
+    without a message or claim. It leaves a run alone whose queue is only slow."""
     for run_id, since in moment.history.idle_since.items():
         waited_s = moment.after.at - since
         if waited_s > moment.history.sweep_s + _FOUND_S:
@@ -134,11 +138,11 @@ def _name(task: Task) -> str:
     return f"{task.run_id}/{task.task_id}"
 
 
-# Reruns: over all that was accepted, whatever had come of it (I35).
+# Reruns (I35).
 
 
 def a_rerun_has_every_line(moment: StateChange) -> Iterator[str]:
-    """I35: each run of a job that has completed has as many tasks as the job was promised."""
+    """I35: each completed run of a job has at least as many tasks as the job has accepted lines."""
     for promise in moment.history.promises.values():
         for run in moment.after.runs_by_job.get(promise.job_id, []):
             count = len(moment.after.tasks_by_run.get(run.run_id, []))
@@ -147,7 +151,7 @@ def a_rerun_has_every_line(moment: StateChange) -> Iterator[str]:
 
 
 def what_was_accepted_can_be_run_again(moment: StateChange, call: Call) -> Iterator[str]:
-    """I35: nobody who asks for all lines of a job that has some is told that there are none."""
+    """I35: a rerun of all lines of a job that has some is never told that no task matches."""
     if not call.path.endswith("/rerun") or b"no_matching_tasks" not in call.answer:
         return
     promise = moment.history.promises.get(call.path.split("/")[-2])

@@ -1,4 +1,5 @@
-"""Expiry: an expired result is not served, and its body is gone soon after (I64, SPEC.md 4.20)."""
+"""Checks expiry: an expired result is not served, and its body is soon removed (I64, SPEC.md
+4.20)."""
 
 from __future__ import annotations
 
@@ -9,14 +10,16 @@ from conveyor.simulation.client_history import Call
 from conveyor.simulation.invariant_monitor import StateChange
 
 CLOCKS_APART_S = 10.0
-"""The API judges by its own clock, and checkers by the engine's."""
+"""The API uses its own clock, the checkers use that of the engine; without leaps they differ by
+less."""
 GONE_WITHIN_S = 300.0
+"""How long workers may take to remove an expired body."""
 
 _CONTENT = re.compile(r"/v1/jobs/(?P<job>[^/]+)(?:/runs/(?P<run>[^/]+))?/tasks/[^/]+/content")
 
 
 def an_expired_result_is_not_served(moment: StateChange, call: Call) -> Iterator[str]:
-    """I64: the body of a result is not served after the time of its run is over."""
+    """I64: no body is served after the results of its run have expired."""
     match = _CONTENT.fullmatch(call.route)
     if match is None or call.status != 200 or moment.history.has_wrong_clocks:
         return
@@ -31,8 +34,9 @@ def an_expired_result_is_not_served(moment: StateChange, call: Call) -> Iterator
 
 
 def an_expired_body_is_gone(moment: StateChange) -> Iterator[str]:
-    """I64: while workers are there, no body of a run is stored some minutes after its results have
-    expired. Where the wall clock leaps by days, workers had no time to remove it."""
+    """I64: while workers run, the bodies of a run are removed within minutes after its results have
+    expired. This is not checked where the wall clock leaps by days: workers had no time to remove
+    them."""
     if moment.history.leaps_days:
         return
     for run in moment.after.runs.values():

@@ -1,4 +1,4 @@
-"""Exports: whole, of a run that has ended, and there as long as they say (I40)."""
+"""Checks exports: they are complete, of an ended run, and available until they expire (I40)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ EXPIRED = "expired"
 
 
 def an_export_shows_all_that_ended(moment: StateChange) -> Iterator[str]:
-    """I40: a file that can be seen is whole, and has each ended task of an ended run."""
+    """I40: a published export is complete, and has one entry for each ended task of an ended
+    run."""
     for export, run in published(moment):
         if run.status in RUN_LIVE:
             yield f"export {export.export_id} shows run {run.run_id}, which is {run.status}"
@@ -29,16 +30,17 @@ def an_export_shows_all_that_ended(moment: StateChange) -> Iterator[str]:
 
 
 def an_export_has_each_task_once(moment: StateChange) -> Iterator[str]:
-    """I40: whoever opens the file finds each ended task once, as it ended, with its own body, and
-    no other."""
+    """I40: a reader of the file finds each ended task once, with its status and its own body, and
+    no other task."""
     for export, run in published(moment):
         file = moment.body(export.key) if export.key else None
-        if file is not None:  # That it is there is for others to say.
+        if file is not None:  # `an_export_shows_all_that_ended` reports a missing file.
             yield from _misread(moment, export, run, file)
 
 
 def a_download_is_of_its_run(moment: StateChange, call: Call) -> Iterator[str]:
-    """I40, I44: who downloads an export has each ended task of its run once, and no other's."""
+    """I40, I44: a downloaded export has each ended task of its run once, and no task of another
+    run."""
     export_id = _downloaded(call)
     for export in moment.after.exports.values() if export_id else ():
         run = moment.after.run_by_id.get(export.run_id)
@@ -78,7 +80,7 @@ def _is_told_of(entry: Shown, task: Task) -> bool:
 
 
 def published(moment: StateChange) -> Iterator[tuple[Export, Run]]:
-    """The exports that anybody can see from now on, whose runs are there."""
+    """The exports that were published by this change and whose runs exist."""
     for change in moment.changed(ExportKey):
         export: Export | None = change.new
         was_done = change.old is not None and change.old.status is ExportStatus.COMPLETED
@@ -90,7 +92,7 @@ def published(moment: StateChange) -> Iterator[tuple[Export, Run]]:
 
 
 def exports_are_there_while_they_live(moment: StateChange) -> Iterator[str]:
-    """I40: what was published stays until it expires."""
+    """I40: a published file is available until the export expires."""
     for export in moment.after.exports.values():
         is_due = export.status is ExportStatus.COMPLETED and export.expires_at > moment.after.now
         run = moment.after.run_by_id.get(export.run_id)

@@ -1,4 +1,5 @@
-"""Fetches: under a claim, once for each, and never more at once than a job may have (I17, I29)."""
+"""Checks fetches: each has a claim, happens once per claim, and stays within the limits of its job
+(I17, I18, I29, I55)."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ from conveyor.simulation.client_history import Fetch
 from conveyor.simulation.invariant_monitor import StateChange
 
 OVERSHOOT = 2
-"""How many times its cap a job may have in flight where leases were lost or outlived."""
+"""Where leases were lost or outlived, a job may have this many times its limit in flight."""
 
 
 def no_fetch_without_a_claim(moment: StateChange, fetch: Fetch) -> Iterator[str]:
-    """I17: a worker that fetches a task has a claim on it that is in its row; or it has the first
-    delivery of the message, and without faults no other worker has a claim then."""
+    """I17: a worker fetches a task only under a claim in the task's row, or for the first delivery
+    of its message. Without faults, no other worker has a claim on the task then."""
     task = moment.after.tasks.get((fetch.run_id, fetch.task_id))
     if task is None:
         return
@@ -28,8 +29,8 @@ def no_fetch_without_a_claim(moment: StateChange, fetch: Fetch) -> Iterator[str]
 
 
 def a_claim_fetches_once(moment: StateChange) -> Iterator[str]:
-    """I17: nobody is called twice under one claim, so a task is fetched at most as often as it
-    was claimed."""
+    """I17: the gateway is called at most once per claim, so a task is fetched at most as often as
+    it was claimed."""
     fetches = moment.history.fetches
     counts = Counter((fetch.run_id, fetch.task_id, fetch.claim_id) for fetch in fetches)
     for (run_id, task_id, claim), count in counts.items():
@@ -38,9 +39,9 @@ def a_claim_fetches_once(moment: StateChange) -> Iterator[str]:
 
 
 def every_fetch_is_an_attempt(moment: StateChange) -> Iterator[str]:
-    """I17: in a world without faults, a task is fetched once per attempt. A task that was handed
-    back may have been fetched: its message came back before its claim was made (seed 2107). A first
-    delivery is handed back without a trace."""
+    """I17: in a world without internal faults a task is fetched once per attempt. A task that was
+    handed back may have been fetched more often: its message returned before its claim was written
+    (seed 2107). A first delivery that is handed back leaves no trace in the row."""
     if not moment.history.is_spared or moment.history.kills_count:
         return
     fetches = moment.history.fetches
@@ -61,9 +62,8 @@ def every_fetch_is_an_attempt(moment: StateChange) -> Iterator[str]:
 
 
 def no_job_is_fetched_beyond_its_cap(moment: StateChange, fetch: Fetch) -> Iterator[str]:
-    """I29: no more pages of a job are fetched at once than its `max_inflight`. Where something
-    happened to those who hold leases, or to whoever keeps them, twice as many; where it happens
-    again and again, as many by each worker."""
+    """I29: no more pages of a job are fetched at once than its `max_inflight`. Where leases or
+    their holders had faults, twice as many are allowed, or as many per worker if that is more."""
     run = moment.after.run_by_id.get(fetch.run_id)
     job = moment.after.jobs.get((run.job_id,)) if run is not None else None
     if job is None:
@@ -81,12 +81,13 @@ def _name(fetch: Fetch) -> str:
     return f"{fetch.run_id}/{fetch.task_id}"
 
 
-# Bodies: what a successful task names can still be read when all is over (I18).
+# Bodies: what a successful task names can still be read at the end (I18).
 
 
 def every_success_keeps_its_body(moment: StateChange) -> Iterator[str]:
-    """I18: whatever came after a success, its body is there as it was, also where a later run has
-    inherited it. Results expire by the wall clock: what expires while it is days ahead is gone."""
+    """I18: the body of every successful task is still stored unchanged at the end, also for tasks
+    that a later run inherited. This is not checked where the wall clock leaps by days, because
+    results expire by it."""
     if moment.history.leaps_days:
         return
     for run in moment.after.runs.values():
@@ -102,7 +103,8 @@ def every_success_keeps_its_body(moment: StateChange) -> Iterator[str]:
                 yield f"task {run.run_id}/{task.task_id}: its body was replaced"
 
 
-# Markers: each page names the request that it answers, which is its own task's (I55).
+# Markers: the first line of each page names the request that it answers, so that mixed-up answers
+# are found (I55).
 
 
 HOSTILE_PATH = "/hostile/"
@@ -110,7 +112,7 @@ REDIRECTED_TO = "https://elsewhere.example/again"
 
 
 def every_body_answers_its_own_request(moment: StateChange) -> Iterator[str]:
-    """I55: the body of a success is the response to that task's request, under that claim."""
+    """I55: the body of a successful task answers the request of that task, under that claim."""
     for change in moment.changed(TaskKey):
         task: Task | None = change.new
         is_new = change.old is None or change.old.status is not TaskStatus.SUCCESSFUL
@@ -119,7 +121,9 @@ def every_body_answers_its_own_request(moment: StateChange) -> Iterator[str]:
         if task.result is None or task.source_run_id is not None or task.duplicate_of is not None:
             continue
         if HOSTILE_PATH in task.url:
-            continue  # Its caller sends itself the answers that others must not get.
+            # A hostile caller makes its site send wrong answers. It may receive them, other callers
+            # may not.
+            continue
         body = moment.body(task.result.key)
         if body:
             yield from _compare(moment, task, body)
@@ -129,9 +133,11 @@ def _compare(moment: StateChange, task: Task, body: bytes) -> Iterator[str]:
     marker, _, url = body.partition(b"\n")[0].decode(errors="replace").partition(" ")
     own = f"{task.run_id}-{task.task_id}-{task.claim}"
     if task.claim == 1 and marker.startswith(f"{task.run_id}-{task.task_id}-0."):
-        own = marker  # A first delivery fetched and settled it.
+        own = marker  # A first delivery fetched the page and settled the task.
     if HOSTILE_PATH in url and _caller_of(moment, marker) == _caller_of(moment, own):
-        return  # Its caller, or one that sent the same request, did this to itself.
+        # The wrong answer reached only the caller that caused it, or one that sent the same
+        # request.
+        return
     if marker != own or url not in {task.url, REDIRECTED_TO}:
         yield f"task {own}: its body answers {marker} for {url}"
 

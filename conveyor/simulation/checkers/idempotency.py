@@ -1,4 +1,4 @@
-"""Keys: each makes one thing, and nobody waits for its answer for ever (I3, I5)."""
+"""Checks idempotency keys: each makes one thing and finally gets its answer (I3, I5, I7)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from conveyor.domain.ids import FIRST_BATCH
 from conveyor.simulation.client_history import Call
 from conveyor.simulation.invariant_monitor import StateChange
 
+# Processes may disagree by this much about when a key expires.
 CLOCKS_APART_S = 180.0
 KEYS_EXPIRED_S = 2.0 * CLOCKS_APART_S
 
@@ -16,8 +17,7 @@ _FOR_NOW = (b"idempotency_in_progress", b"still being ingested")
 
 
 def every_key_gets_its_answer(moment: StateChange) -> Iterator[str]:
-    """I5: when all is calm, the last word under a key is not that one should come back later. A
-    line that kills whoever fetches it may have cut that word off."""
+    """I5: when everything has ended, no request with a key is still told to come back later."""
     last: dict[tuple[str, str, str, bytes], Call] = {}
     for call in moment.history.calls:
         if call.key is not None and call.method == "POST":
@@ -28,8 +28,9 @@ def every_key_gets_its_answer(moment: StateChange) -> Iterator[str]:
 
 
 def an_expired_key_is_a_new_one(moment: StateChange, call: Call) -> Iterator[str]:
-    """I7: what was done under a key whose time is over is neither answered again nor in the way,
-    whether or not anybody has removed it. Where a clock leaps by days, a key may last longer."""
+    """I7: a key whose time is over neither returns the old answer nor causes a conflict, whether or
+    not its record was removed. This is not checked where a clock leaps by days: the key may last
+    longer."""
     if moment.history.leaps_days:
         return
     for other in moment.history.calls if call.key is not None else ():
@@ -47,20 +48,21 @@ def is_same_key(other: Call, call: Call) -> bool:
 
 
 def _is_expired(other: Call, call: Call) -> bool:
-    """Records count from when they were made, which was before the answer."""
+    """Whether the key has expired. Records count from when they were made, which was before the
+    answer."""
     assert other.answered_at is not None
     return call.sent_at - other.answered_at > limits.IDEMPOTENCY_TTL_S + CLOCKS_APART_S
 
 
 def is_in_force(other: Call, call: Call) -> bool:
-    """Whether the key may still stand for what it was used for."""
+    """Whether the key may still be valid for the earlier call."""
     return call.sent_at - other.sent_at < limits.IDEMPOTENCY_TTL_S
 
 
 def what_was_made_belongs_to_its_key(moment: StateChange) -> Iterator[str]:
-    """I3: clients here give a key with whatever they make, so all that was made is what some key
-    stands for; a second thing under one key would be nobody's. Records of keys expire by the wall
-    clock: where it leaps by days they may be gone."""
+    """I3: clients here send a key with every request that creates something, so everything that
+    exists belongs to the record of a key; a second thing made under one key would belong to none.
+    Records of keys expire by the wall clock, so this is not checked where it leaps by days."""
     if moment.history.leaps_days:
         return
     subjects = {record.subject for record in moment.after.records.values()}

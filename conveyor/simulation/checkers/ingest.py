@@ -1,4 +1,4 @@
-"""Ingest: ids, insert-only rows and totals (SPEC.md 6: I8 to I12)."""
+"""Checks ingestion: task ids, insert-only rows and totals (SPEC.md 6: I8, I9, I11)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def a_line_is_one_task(moment: StateChange) -> Iterator[str]:
 
 
 def ingest_only_inserts(moment: StateChange) -> Iterator[str]:
-    """I9: what a task was made of never changes, and nothing starts over."""
+    """I9: the input of a task never changes, and no task starts over."""
     for change in moment.changed(TaskKey):
         old, new = change.old, change.new
         if old is None or new is None:
@@ -40,7 +40,7 @@ def _has_started_over(old: Task, new: Task) -> bool:
 
 
 def totals_are_sums_of_sealed_lists(moment: StateChange) -> Iterator[str]:
-    """I11: a run's total is the sum over its sealed lists, and moves only when one is sealed."""
+    """I11: the total of a run is the sum over its sealed lists."""
     run_ids = {(c.new or c.old).run_id for k in (RunKey, BatchKey) for c in moment.changed(k)}
     for run_id in sorted(run_ids):
         run = moment.after.run_by_id.get(run_id)

@@ -1,4 +1,4 @@
-"""Lines: each list that was accepted is there line by line, as it was sent (I2, I10, I12, I68)."""
+"""Checks lines: each accepted list is stored line by line, as it was sent (I2, I10, I12, I68)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _METHODS = (None, "GET", "POST")
 
 @dataclass(slots=True)
 class Lists:
-    """What clients sent for one job: `accepted` are answered for, any of `sent` may be there. An
-    uploaded list is one of several texts, as whoever owns it may have replaced it."""
+    """What clients sent for one job. `accepted` lists were answered with success; any of `sent` may
+    be stored. An uploaded list is one of several texts, because its owner may have replaced it."""
 
     accepted: list[Lines] = field(default_factory=list)
     sent: list[Lines] = field(default_factory=list)
@@ -32,8 +32,8 @@ class Lists:
 
 
 def every_line_is_its_task(moment: StateChange) -> Iterator[str]:
-    """I2, I10: a completed run has each accepted list, line by line and as it was sent, and no
-    list that nobody sent; an uploaded one is as it was at one moment."""
+    """I2, I10: a completed run has each accepted list, line by line, and no list that no client
+    sent. An uploaded list is stored as it was at one instant."""
     for job_id, lists in _lists_by_job(moment.history).items():
         for run in moment.after.runs_by_job.get(job_id, []):
             if run.status is RunStatus.COMPLETED and not moment.is_deleted(run):
@@ -52,8 +52,8 @@ def _compare(run_id: str, batches: Mapping[str, list[Task]], lists: Lists) -> It
 
 
 def a_bad_line_is_a_failed_task(moment: StateChange) -> Iterator[str]:
-    """I12: what is refused of a list that was accepted is a task that has failed, and says why,
-    and was never fetched; and nothing else is."""
+    """I12: an invalid line of an accepted list is a failed task with a reason, and was never
+    fetched; a valid line is never refused."""
     for job_id, lists in _lists_by_job(moment.history).items():
         for run in moment.after.runs_by_job.get(job_id, []):
             if run.status is RunStatus.COMPLETED and not moment.is_deleted(run):
@@ -71,7 +71,7 @@ def _misjudged(tasks: list[Task], lists: Lists) -> Iterator[str]:
 
 
 def _lists_by_job(history: History) -> dict[str, Lists]:
-    """By the jobs that some client knows of; a list that is sent again is the same one."""
+    """The lists of each job that a client knows. A list that is sent again is the same list."""
     lists_by_job: dict[str, Lists] = {}
     for call in history.calls:
         if not _is_submit(call):
@@ -125,7 +125,8 @@ def _is_list(tasks: Sequence[Task], lines: Lines) -> bool:
 
 
 def _is_line(task: Task, line: Line) -> bool:
-    """Of a bad line a shortened look is kept, which nobody has to foresee."""
+    """Whether the task is this line. Of an invalid line only a shortened text is stored, so it is
+    not compared."""
     return _is_bad(line) or task.url == line["url"]
 
 
@@ -134,14 +135,14 @@ def _is_bad(line: Line) -> bool:
     return not is_web or line.get("method") not in _METHODS
 
 
-# Duplicates: they are those of their list, share one fetch, and end as their original (I68).
+# Duplicates: each repeats an earlier line of its list, shares its fetch and ends like it (I68).
 
-# What a duplicate may fail with by itself: its handler, its worker or its row was the cause.
+# A duplicate may fail by itself with these codes: its handler, its worker or its row was the cause.
 _OF_ITS_OWN = frozenset({"worker_crashed", "worker_lost", "row_damaged"})
 
 
 def a_duplicate_is_not_fetched(moment: StateChange, fetch: Fetch) -> Iterator[str]:
-    """I68: only the original is fetched."""
+    """I68: of equal lines only the first one, the original, is fetched."""
     task = moment.after.tasks.get((fetch.run_id, fetch.task_id))
     if task is not None and task.duplicate_of is not None:
         yield f"task {_name_of(task)} is fetched, a duplicate of {task.duplicate_of}"
@@ -157,7 +158,8 @@ def a_duplicate_ends_as_its_original(moment: StateChange) -> Iterator[str]:
         is_own = task.problem is not None and task.problem.code in _OF_ITS_OWN
         original = moment.after.tasks.get((task.run_id, task.duplicate_of))
         if not is_new or is_own or change.old is None:
-            continue  # A rerun that inherits rows writes them in the order of their ids.
+            # A rerun that inherits rows writes them in the order of their ids, not originals first.
+            continue
         if original is None or original.status not in TASK_TERMINAL:
             yield f"task {_name_of(task)} ended before its original"
         elif (task.result, task.problem) != (original.result, original.problem):
@@ -165,8 +167,9 @@ def a_duplicate_ends_as_its_original(moment: StateChange) -> Iterator[str]:
 
 
 def duplicates_are_those_of_their_list(moment: StateChange) -> Iterator[str]:
-    """I68: in a completed run of a job with `dedup`, each line that an earlier line of its list
-    asked for already is a duplicate of the first such line, and no other line is one."""
+    """I68: in a completed run of a job with `dedup`, each line whose URL an earlier line of its
+    list already asked for is a duplicate of the first such line, and no other line is a
+    duplicate."""
     for run in moment.after.runs.values():
         job = moment.after.jobs.get((run.job_id,))
         if run.status is not RunStatus.COMPLETED or job is None or moment.is_deleted(run):
@@ -179,7 +182,7 @@ def duplicates_are_those_of_their_list(moment: StateChange) -> Iterator[str]:
                 if task.duplicate_of is not None and not job.dedup:
                     yield f"task {_name_of(task)} is a duplicate in a job without them"
                 continue
-            # Clients give the lines of a list that have secrets the same ones.
+            # Within a list, clients give all lines with secrets the same ones.
             line = (task.batch_id, url, task.sealed is not None)
             first = first_of.setdefault(line, task.task_id)
             if task.duplicate_of != (None if first == task.task_id else first):

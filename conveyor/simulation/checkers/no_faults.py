@@ -1,5 +1,5 @@
-"""Worlds that are spared all faults of ours: there nothing is done twice, and nothing late, unless
-a line killed somebody."""
+"""Checks worlds without internal faults: nothing there happens twice or late, unless a line killed
+a process."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from conveyor.simulation.client_history import Fetch
 from conveyor.simulation.invariant_monitor import StateChange
 
 SOON_S = 5.0
-"""Less than it takes the sweeper to come by."""
+"""Shorter than the period of the sweeper, which would repair a late end."""
 
 
 def no_page_is_fetched_twice_at_once(moment: StateChange, fetch: Fetch) -> Iterator[str]:
-    """I17: while a task is being fetched, nobody else fetches it."""
+    """I17: while a task is being fetched, no other worker fetches it."""
     if not moment.history.is_spared:
         return
     for other in moment.history.fetches:
@@ -25,14 +25,14 @@ def no_page_is_fetched_twice_at_once(moment: StateChange, fetch: Fetch) -> Itera
 
 
 def no_export_is_made_twice(moment: StateChange) -> Iterator[str]:
-    """I40: of those who come to make an export, one does."""
+    """I40: only one of several processes makes an export."""
     for change in moment.changed(ExportKey) if moment.history.is_spared else ():
         if change.new is not None and change.new.epoch > 1:
             yield f"export {change.new.export_id} is made for the {change.new.epoch}. time"
 
 
 def an_end_is_noticed_at_once(moment: StateChange) -> Iterator[str]:
-    """I27: the last task of a closed run completes it, without anybody's help."""
+    """I27: the last task of a closed run completes the run; the sweeper is not needed."""
     if not moment.history.is_spared or moment.history.kills_count:
         return
     for change in moment.changed(RunKey):
@@ -43,7 +43,7 @@ def an_end_is_noticed_at_once(moment: StateChange) -> Iterator[str]:
         was_all_in = old.last_batch_received and not old.open_batches
         if old.status is new.status or not was_all_in or not tasks or new.ended_at is None:
             continue
-        # The run itself changed when its last list was in, or when it was closed.
+        # The run also changes when its last list is sealed and when it is closed.
         since_s = new.ended_at - max(old.updated_at, *(task.updated_at for task in tasks))
         if since_s > SOON_S:
             yield f"run {new.run_id} was complete for {since_s:.1f} s until it said so"

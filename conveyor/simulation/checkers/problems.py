@@ -1,6 +1,5 @@
-"""Problems: what is refused is told in the words of
-docs/api.md, Errors, and never for a fault of ours
-(I48)."""
+"""Checks error responses: they have the form of docs/api.md, Errors, and a 5xx has an injected
+cause (I48)."""
 
 from __future__ import annotations
 
@@ -18,7 +17,8 @@ _FAILED_TASK = 422
 
 
 def every_refusal_is_a_problem(moment: StateChange, call: Call) -> Iterator[str]:
-    """I48: every 4xx and 5xx is a problem, with a code that its status has and the type of it."""
+    """I48: every 4xx and 5xx response is a problem document, with a code that its status allows and
+    the matching type."""
     if call.status is None or call.status < 400:
         return
     answer = f"call {call.number} was answered {call.status}"
@@ -27,7 +27,7 @@ def every_refusal_is_a_problem(moment: StateChange, call: Call) -> Iterator[str]
         return
     problem = _parsed(call.answer)
     if call.status == _FAILED_TASK and call.route.endswith("/content"):
-        return  # The problem is that of the task, whose codes are the gateway's.
+        return  # This problem is that of the task; its codes come from the gateway.
     code = problem.get("code")
     if problem.get("status") != call.status or code not in PROBLEM_CODES.get(call.status, ()):
         yield f"{answer}, which says {problem.get('status')} {code}"
@@ -36,8 +36,8 @@ def every_refusal_is_a_problem(moment: StateChange, call: Call) -> Iterator[str]
 
 
 def no_request_is_our_fault(moment: StateChange, call: Call) -> Iterator[str]:
-    """I48: nothing that can be read is answered 500, unless the world sabotaged whoever answers;
-    and nothing 5xx at all where the world is spared."""
+    """I48: no request is answered 500, unless a crash was injected while it was handled. No request
+    is answered 5xx at all in a world without internal faults."""
     if call.status is None or call.status < 500 or call.answered_at is None:
         return
     history = moment.history

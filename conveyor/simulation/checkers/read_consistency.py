@@ -1,4 +1,5 @@
-"""Responses about a job and its runs agree with the rows and with each other (I22, I28, I39)."""
+"""Checks that responses about jobs and runs agree with the rows and with each other (I22, I28, I37
+to I39)."""
 
 from __future__ import annotations
 
@@ -22,8 +23,9 @@ _ENDS = frozenset(("completed", "stopped", "failed"))
 
 
 def a_run_at_work_is_not_idle(moment: StateChange, call: Call) -> Iterator[str]:
-    """I28: no run shows itself idle while its list is being ingested."""
-    is_content = call.route.endswith("/content")  # Somebody's data, whatever it looks like.
+    """I28: no run is shown as pending while its list is being ingested."""
+    # The content of a task is data of its site, whatever it looks like.
+    is_content = call.route.endswith("/content")
     if not call.is_accepted or is_content or not call.answer.startswith(b"{"):
         return
     for run in _runs_in(call.json):
@@ -32,7 +34,7 @@ def a_run_at_work_is_not_idle(moment: StateChange, call: Call) -> Iterator[str]:
 
 
 def what_was_accepted_is_found(moment: StateChange, call: Call) -> Iterator[str]:
-    """I39: from the answer on, whoever has a job finds it, until somebody asks for its end."""
+    """I39: once a job is accepted, its caller finds it until somebody deletes it."""
     if call.method != "GET" or call.status != NOT_FOUND:
         return
     for promise in moment.history.promises.values():
@@ -47,7 +49,8 @@ def what_was_accepted_is_found(moment: StateChange, call: Call) -> Iterator[str]
 
 
 def an_end_that_was_shown_stays(moment: StateChange) -> Iterator[str]:
-    """I39: who asks after somebody was shown a run's end, or heard of it, is shown the same."""
+    """I39: once a caller was shown or told the end of a run, every later response shows the same
+    end."""
     responses = [response for call in moment.history.calls for response in _shown_by(call)]
     ends: dict[str, tuple[float, str]] = {}
     for at, run in [*responses, *_heard(moment)]:
@@ -63,7 +66,8 @@ def an_end_that_was_shown_stays(moment: StateChange) -> Iterator[str]:
 
 
 def counts_that_were_shown_never_fall(moment: StateChange) -> Iterator[str]:
-    """I22: who asks a second after somebody was shown a run's counts is not shown less."""
+    """I22: a response shows no smaller counts than one that was sent a second or more before the
+    request."""
     calls: dict[tuple[str, str], list[tuple[float, int, Call]]] = defaultdict(list)
     for call in moment.history.calls:
         for at, run in _shown_by(call):
@@ -81,7 +85,8 @@ def counts_that_were_shown_never_fall(moment: StateChange) -> Iterator[str]:
 
 
 def _shown_by(call: Call) -> Iterator[tuple[float, Mapping[str, Any]]]:
-    """The runs as they were read, and when; what a key answers is as old as its first answer."""
+    """The runs that a response shows, and when. Only reads count: a repeated request returns the
+    counts of its first answer."""
     is_read = call.method == "GET" and call.is_accepted and call.answer.startswith(b"{")
     if is_read and call.answered_at is not None and not call.route.endswith("/content"):
         for run in _runs_in(call.json):
@@ -96,7 +101,7 @@ def _heard(moment: StateChange) -> Iterator[tuple[float, Mapping[str, Any]]]:
 
 
 def _runs_in(answer: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Runs as such, those of a list, and the latest of a job or of a list of jobs."""
+    """The runs in a response: a single run, the runs of a list, and the latest run of each job."""
     for job in (answer, *answer.get("jobs", ())):
         latest = job.get("latest_run")
         if latest is not None:
@@ -106,14 +111,14 @@ def _runs_in(answer: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield answer
 
 
-# Cursors: good for the list that answered with them, and for no other (I38).
+# Cursors: each is valid only for the list that returned it (I38).
 
 
 _RUN = re.compile(r"/runs/[^/]+(?=/results$)")
 
 
 def a_cursor_fits_its_own_list(moment: StateChange, call: Call) -> Iterator[str]:
-    """I38: with any other tenant, job, run or filter a cursor is refused."""
+    """I38: a cursor is refused with any other tenant, job, run or filter."""
     query = _query(call)
     cursor = query.pop("cursor", None)
     if cursor is None or not call.is_accepted:
@@ -129,21 +134,22 @@ def a_cursor_fits_its_own_list(moment: StateChange, call: Call) -> Iterator[str]
 
 
 def _list(call: Call) -> str:
-    """The results of a job are those of its latest run."""
+    """The list that a call pages through. The results of a job are those of its latest run, so the
+    run is left out."""
     return _RUN.sub("", call.route)
 
 
 def _query(call: Call) -> dict[str, str]:
-    """Returns the filter of a request without its page size; no filter means all."""
+    """Returns the filter of a request without its page size. No filter means the same as `all`."""
     parameters = dict(parse_qsl(call.path.partition("?")[2]))
     return {name: text for name, text in parameters.items() if name != "limit" and text != "all"}
 
 
-# Reads: pages (SPEC.md 6: I37 to I40).
+# Pages (I37).
 
 
 def pages_show_each_task_once(moment: StateChange) -> Iterator[str]:
-    """I37: all pages of a run that has ended show each of its tasks once, in the order of ids."""
+    """I37: the pages of an ended run together show each of its tasks once, in the order of ids."""
     for run_id, task_ids in moment.history.paged_runs:
         run = moment.after.run_by_id.get(run_id)
         if run is None or run.status in RUN_LIVE:

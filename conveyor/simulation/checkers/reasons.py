@@ -1,4 +1,4 @@
-"""Reasons: why a task failed is a matter of the site, the gateway or the input (I54)."""
+"""Checks failure reasons: a task fails because of its site, the gateway or its input (I54)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _OURS = re.compile(
 
 
 def no_failure_names_our_resources(moment: StateChange) -> Iterator[str]:
-    """I54: no task fails for want of storage, descriptors, memory or another resource of ours."""
+    """I54: no task fails because of storage, descriptors, memory or another resource of the
+    service."""
     for change in moment.changed(TaskKey):
         task = change.new
         if task is None or task.status is not TaskStatus.FAILED or task.problem is None:

@@ -1,4 +1,5 @@
-"""Receipts: what a stop says about calls in flight is true in every process (I58)."""
+"""Checks the receipts of stops: what they say about calls in flight is true for all processes
+(I58)."""
 
 from __future__ import annotations
 
@@ -9,9 +10,9 @@ from conveyor.simulation.invariant_monitor import StateChange
 
 
 def a_stop_receipt_is_true(moment: StateChange, call: Call) -> Iterator[str]:
-    """I58: a receipt that says 0 in flight is true in every process, and with a gateway the calls
-    that the stop cut off are counted as abandoned. In a world that is not disturbed: a process
-    that is paused can say nothing about its calls."""
+    """I58: if a receipt says that 0 calls are in flight, no process has one; and with a gateway,
+    every call that the stop ended counts as abandoned. This is checked only in undisturbed worlds:
+    a paused process cannot report its calls."""
     receipt = _receipt_of(call)
     if receipt is None or not moment.history.is_undisturbed:
         return

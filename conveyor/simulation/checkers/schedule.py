@@ -1,4 +1,4 @@
-"""Schedules: each nominal time makes one run or one skip (SPEC.md 4.17)."""
+"""Checks schedules: each nominal time makes one run or one skip (SPEC.md 4.17)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from conveyor.domain.schedule import Schedule, next_after
 from conveyor.simulation.invariant_monitor import StateChange
 
 TIMES_MAX = 20
-"""Of a schedule that was left alone for long, so many times are looked at."""
+"""At most this many nominal times are checked when a schedule moves on after a long absence."""
 
 
 def a_nominal_time_makes_one_run(moment: StateChange) -> Iterator[str]:
-    """No two runs of a job are of the same nominal time."""
+    """No two runs of a job have the same nominal time."""
     for change in moment.changed(RunKey):
         if change.old is not None or change.new is None or change.new.scheduled_for is None:
             continue
@@ -25,7 +25,8 @@ def a_nominal_time_makes_one_run(moment: StateChange) -> Iterator[str]:
 
 
 def no_nominal_time_is_left_out(moment: StateChange) -> Iterator[str]:
-    """When a schedule moves on, the time that it waited for has made a run or is a skip."""
+    """When a schedule moves on, each nominal time in between has made a run or is recorded as
+    skipped."""
     for change in moment.changed(ScheduleKey):
         old: Schedule | None = change.old
         new: Schedule | None = change.new
@@ -46,7 +47,8 @@ def no_nominal_time_is_left_out(moment: StateChange) -> Iterator[str]:
 
 
 def _nominal_times(schedule: Schedule, until: float | None) -> Iterator[float]:
-    """From the time that the schedule waited for until the one that it waits for now."""
+    """The nominal times from the one that the schedule waited for until the one that it waits for
+    now."""
     nominal = schedule.next_fire_at
     for _ in range(TIMES_MAX):
         if nominal is None or (until is not None and nominal >= until):
@@ -58,6 +60,6 @@ def _nominal_times(schedule: Schedule, until: float | None) -> Iterator[float]:
 
 
 def _was_deleted(moment: StateChange, job_id: str) -> bool:
-    """Whether a caller asked for the end of one of the job's runs, which may be the one."""
+    """Whether a caller deleted a run of the job: it may be the run of a nominal time."""
     own = f"/{job_id}/runs/"
     return any(call.method == "DELETE" and own in call.path for call in moment.history.calls)

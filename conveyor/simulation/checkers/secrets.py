@@ -1,4 +1,4 @@
-"""Secrets: what callers hand over in confidence is found nowhere in the clear (I45)."""
+"""Checks secrets: nothing that callers send as a secret is found in plain text anywhere (I45)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ROTATE = "/v1/hmac/keys/rotate"
 
 
 def no_secret_is_stored(moment: StateChange) -> Iterator[str]:
-    """I45: neither rows, nor messages, marks or bodies hold one."""
+    """I45: no row, message, coordination entry or body contains a secret."""
     secrets = [_MARK, *_signing_secrets(moment.history)]
     encode = msgspec.msgpack.encode
     for kind, table in moment.after.rows.items():
@@ -33,7 +33,7 @@ def no_secret_is_stored(moment: StateChange) -> Iterator[str]:
 
 
 def no_secret_is_exported(moment: StateChange) -> Iterator[str]:
-    """I45: nor does a file that is handed out, whatever it is packed in."""
+    """I45: no exported file contains a secret, in whatever format."""
     for export, _ in published(moment):
         file = moment.body(export.key) if export.key else None
         with suppress(*DAMAGE):
@@ -42,13 +42,13 @@ def no_secret_is_exported(moment: StateChange) -> Iterator[str]:
 
 
 def no_secret_is_logged(moment: StateChange) -> Iterator[str]:
-    """I45: nothing that the program logs holds one."""
+    """I45: no log line contains a secret."""
     yield from (f"logged: {line[:300]}" for line in moment.history.logged if MARK in line)
 
 
 def no_secret_is_shown(moment: StateChange, call: Call) -> Iterator[str]:
-    """I45: no answer holds one, be it the caller's own; but for a key for signatures, which is
-    shown to who asks for it."""
+    """I45: no response contains a secret, not even the caller's own. The response that creates a
+    signing key is the exception."""
     secrets = [_MARK]
     if call.route != _ROTATE:
         secrets += _signing_secrets(moment.history)
@@ -57,7 +57,7 @@ def no_secret_is_shown(moment: StateChange, call: Call) -> Iterator[str]:
 
 
 def no_secret_is_told(moment: StateChange, delivery: Delivery) -> Iterator[str]:
-    """I45: no receiver is told one."""
+    """I45: no webhook delivery contains a secret."""
     secrets = [_MARK, *_signing_secrets(moment.history)]
     texts = [delivery.body, repr(delivery.headers).encode()]
     if any(_is_in(text, secrets) for text in texts):
@@ -65,7 +65,7 @@ def no_secret_is_told(moment: StateChange, delivery: Delivery) -> Iterator[str]:
 
 
 def _signing_secrets(history: History) -> Iterator[bytes]:
-    """As they are, and as they are shown."""
+    """The signing secrets, raw and as base64."""
     for secrets in history.signing_secrets.values():
         for secret in secrets:
             if secret is not None:

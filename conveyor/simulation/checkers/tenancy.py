@@ -1,4 +1,4 @@
-"""Tenancy: nobody is shown, or kept from anything by, what another tenant has (I44)."""
+"""Checks tenancy: no caller sees, or is hindered by, what belongs to another caller (I44)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NOT_FOUND_OR_NOT_NOW = frozenset({404, 429, 500, 503})
 
 
 def nobody_sees_what_is_anothers(moment: StateChange, call: Call) -> Iterator[str]:
-    """I44: a good answer neither comes from, nor names, a job of somebody else."""
+    """I44: a successful response neither belongs to nor names a job of another caller."""
     if not call.is_accepted:
         return
     for promise in moment.history.promises.values():
@@ -23,7 +23,7 @@ def nobody_sees_what_is_anothers(moment: StateChange, call: Call) -> Iterator[st
 
 
 def what_is_anothers_is_not_found(moment: StateChange, call: Call) -> Iterator[str]:
-    """I44: on every route, an id of somebody else is as good as none."""
+    """I44: on every route, an id of another caller is answered like an id that does not exist."""
     if call.status is None or call.status in _NOT_FOUND_OR_NOT_NOW:
         return
     for promise in moment.history.promises.values():
@@ -32,7 +32,8 @@ def what_is_anothers_is_not_found(moment: StateChange, call: Call) -> Iterator[s
 
 
 def nobody_is_told_of_what_is_anothers(moment: StateChange, delivery: Delivery) -> Iterator[str]:
-    """I44: a webhook goes where the owner of its job has sent it, and names that job alone."""
+    """I44: a webhook goes only to an address that the owner of its job gave, and names only that
+    job."""
     event = json.loads(delivery.body)
     run = moment.after.run_by_id.get(event["run_id"])
     if run is not None and run.job_id != event["job_id"]:
@@ -52,7 +53,7 @@ def _was_named(url: str, tenant: str, history: History) -> bool:
 
 
 def a_key_is_its_callers_own(moment: StateChange, call: Call) -> Iterator[str]:
-    """I44: a key conflicts with what its caller did with it, never with what others did."""
+    """I44: a key conflicts only with earlier requests of the same caller."""
     if call.status != 409 or b"idempotency_key_conflict" not in call.answer:
         return
     own = (

@@ -1,4 +1,5 @@
-"""Notices: webhooks (SPEC.md 6: I41 to I43)."""
+"""Checks webhooks: every event is delivered once it happened, or given up for a reason (SPEC.md 6:
+I41 to I44)."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from conveyor.simulation.invariant_monitor import StateChange
 
 
 def every_event_is_told_or_given_up(moment: StateChange) -> Iterator[str]:
-    """I41: each event was delivered, or it is on record why not."""
+    """I41: each event was delivered, or its notice says why not."""
     heard = {delivery.event_id for delivery in moment.history.deliveries if delivery.status == 204}
     for notice in moment.after.notices.values():
         if notice.status is NoticeStatus.DUE:
@@ -28,7 +29,7 @@ def every_event_is_told_or_given_up(moment: StateChange) -> Iterator[str]:
 
 
 def one_event_is_one_message(moment: StateChange, delivery: Delivery) -> Iterator[str]:
-    """I42: every try of an event carries the same id and bytes."""
+    """I42: every attempt to deliver an event carries the same id and bytes."""
     for other in moment.history.deliveries:
         if other.event_id == delivery.event_id and other.body != delivery.body:
             yield f"event {delivery.event_id} was told in two ways"
@@ -36,8 +37,8 @@ def one_event_is_one_message(moment: StateChange, delivery: Delivery) -> Iterato
 
 
 def an_event_is_redelivered_for_its_owner(moment: StateChange, delivery: Delivery) -> Iterator[str]:
-    """I44: in a world that is spared, an event that its receiver took comes again only if the owner
-    of its job asked for it."""
+    """I44: in a world without internal faults, an event that its receiver accepted is delivered
+    again only if the owner of its job asked for it."""
     history = moment.history
     if not history.is_spared or history.kills_count:
         return
@@ -60,8 +61,9 @@ def an_event_is_redelivered_for_its_owner(moment: StateChange, delivery: Deliver
 
 
 def every_signature_verifies(moment: StateChange) -> Iterator[str]:
-    """I42: a signature is made with a key of the caller of the job, over the bytes that arrived. A
-    client that repeats the request of another has webhooks at the other's address."""
+    """I42: a signature is made with a key of the caller of the job, over the bytes that were
+    received. A client that repeats the request of another one has webhooks at the address of the
+    other."""
     job_ids = {notice.notice_id: notice.job_id for notice in moment.after.notices.values()}
     for delivery in moment.history.deliveries:
         signature = delivery.headers.get("webhook-signature")
@@ -86,7 +88,7 @@ def _verifies(delivery: Delivery, signature: str, secrets: list[bytes]) -> bool:
 
 
 def no_event_before_its_end(moment: StateChange, delivery: Delivery) -> Iterator[str]:
-    """I43: who hears of an end finds it in the rows."""
+    """I43: when an event about the end of a run arrives, the row of the run shows the end."""
     event = json.loads(delivery.body)
     run_id = _run_id_of(event)
     run = moment.after.run_by_id.get(run_id) if run_id else None
@@ -100,7 +102,7 @@ def _run_id_of(event: dict[str, object]) -> str | None:
     return run_id if isinstance(run_id, str) else None
 
 
-# The outbox: every end is told, under one name, and given up only for a reason (I41, I42).
+# Notices: each end of a run has one, with one id, and it is given up only for a reason (I41, I42).
 
 
 _ENDS = (RunStatus.COMPLETED, RunStatus.STOPPED, RunStatus.FAILED)
@@ -108,27 +110,28 @@ _GONE = 410
 
 
 def an_end_is_told_with_the_flip(moment: StateChange) -> Iterator[str]:
-    """I41: where there is a webhook, the notice of a run's end is there as soon as the end is."""
+    """I41: if the job has a webhook, the notice of a run's end is written together with the end."""
     for change in moment.changed(RunKey):
         run = change.new
         if run is None or run.status not in _ENDS:
             continue
         if change.old is not None and change.old.status in _ENDS:
-            continue  # It had ended before: its queue is closed, or its results have expired.
+            # It had ended before; this change only closed its queue or expired its results.
+            continue
         job = moment.after.jobs.get((run.job_id,))
         if job is None or job.webhook is None or job.status is JobStatus.DELETED:
             continue
         before = moment.before.jobs.get((run.job_id,))
         if before is not None and before.webhook is None:
-            continue  # It was given one since, maybe after the end.
+            continue  # The webhook was added since the last snapshot, perhaps after the end.
         names = {notice_id(RunId(run.run_id), f"run.{end}") for end in _ENDS}
         if not names & {notice.notice_id for notice in moment.after.notices.values()}:
             yield f"run {run.run_id} is {run.status}, and nobody will be told"
 
 
 def nothing_is_given_up_early(moment: StateChange) -> Iterator[str]:
-    """I41: a notice is given up when its receiver is gone, or after all its time. Where clocks leap
-    by days, wall time says nothing: no notice is older than its world."""
+    """I41: a notice is given up only when its receiver is gone, or after the whole time for
+    retries. Where clocks leap by days, virtual time is used: no notice is older than its world."""
     for notice in moment.after.notices.values():
         if notice.status is not NoticeStatus.EXHAUSTED:
             continue
@@ -141,7 +144,7 @@ def nothing_is_given_up_early(moment: StateChange) -> Iterator[str]:
 
 
 def a_message_has_the_name_of_its_event(moment: StateChange, delivery: Delivery) -> Iterator[str]:
-    """I42: what a receiver is told carries the id of the event, whichever try it is."""
+    """I42: the delivery id is that of the event, in every attempt."""
     known = {notice.notice_id for notice in moment.after.notices.values()}
     if delivery.event_id not in known and f'"{delivery.event_id}"'.encode() not in delivery.body:
         yield f"a delivery to {delivery.url} has the id {delivery.event_id}, which no event has"

@@ -1,4 +1,5 @@
-"""Paid calls: bounded, on record, and never in vain (I51, I52, I60)."""
+"""Checks paid calls and budgets: calls are bounded and recorded, and runs stay within their budgets
+(I51, I52, I59, I60, I65)."""
 
 from __future__ import annotations
 
@@ -13,17 +14,19 @@ from conveyor.simulation.invariant_monitor import StateChange
 
 REFUSALS_A_WORKER = 4
 CALLS_TO_OPEN = 40
-"""Calls that are under way when the gateway goes, and those that open the breakers."""
+"""Calls that are in progress when an outage begins, and calls that it takes to open the circuit
+breakers."""
 PROBE_EVERY_S = 10.0
 CALLERS_MAX = 4
-"""Each caller has a breaker of its own."""
+"""Each caller has a circuit breaker of its own."""
 PAGES_LOST_MAX = 8
-"""How many pages of a task may be lost to killed workers, lapsed claims and unknown settles."""
+"""How many pages of one task may be lost to killed workers, expired claims and settles without an
+answer."""
 
 
 def paid_calls_per_task_are_bounded(moment: StateChange, fetch: Fetch) -> Iterator[str]:
     """I51: a page that was fetched is not fetched again, unless its worker was killed or its settle
-    got lost; and then only so often."""
+    was lost, and then only a bounded number of times."""
     fetched = sum(
         other_fetch.outcome == "Scraped" for other_fetch in _others_of(moment.history, fetch)
     )
@@ -33,7 +36,8 @@ def paid_calls_per_task_are_bounded(moment: StateChange, fetch: Fetch) -> Iterat
 
 
 def every_paid_call_is_on_record(moment: StateChange) -> Iterator[str]:
-    """I52: what the gateway billed for a task is in the task's spend and in its history."""
+    """I52: the credits that the gateway billed for a task equal those in its spend and in its
+    history."""
     history = moment.history
     if not (history.has_gateway and _is_explained(history)):
         return
@@ -47,7 +51,7 @@ def every_paid_call_is_on_record(moment: StateChange) -> Iterator[str]:
 
 
 def no_spend_exceeds_the_bill(moment: StateChange) -> Iterator[str]:
-    """I52: no task is charged for more than the gateway billed."""
+    """I52: no task is charged more than the gateway billed."""
     billed = _billed(moment.history) if moment.history.has_gateway else {}
     for task in _fetched_tasks(moment) if moment.history.has_gateway else ():
         paid = billed.get((task.run_id, task.task_id), 0)
@@ -56,8 +60,9 @@ def no_spend_exceeds_the_bill(moment: StateChange) -> Iterator[str]:
 
 
 def no_task_fails_for_an_outage(moment: StateChange) -> Iterator[str]:
-    """I60: each attempt of a task that failed is explained by a failure of its site: none is
-    counted because the gateway, the storage or the plan had no room."""
+    """I60: each attempt of a failed task is explained by a failure of its site. No attempt is
+    counted because the gateway or the storage was unavailable, or the gateway's limit was
+    reached."""
     for task in _fetched_tasks(moment):
         if task.status is not TaskStatus.FAILED or _is_fault_of_input(task):
             continue
@@ -74,8 +79,8 @@ def no_task_fails_for_an_outage(moment: StateChange) -> Iterator[str]:
 
 
 def refusals_of_a_plan_are_rare(moment: StateChange) -> Iterator[str]:
-    """I59: where the gateway states its limit and nothing else happens, each worker finds the limit
-    with a few refusals, and keeps to it."""
+    """I59: if the gateway states its limit and nothing else happens, each worker finds the limit
+    with a few refused calls and then keeps to it."""
     history = moment.history
     if not _is_explained(history) or history.gateway_lies:
         return
@@ -86,7 +91,8 @@ def refusals_of_a_plan_are_rare(moment: StateChange) -> Iterator[str]:
 
 
 def a_gateway_that_is_away_is_left_alone(moment: StateChange) -> Iterator[str]:
-    """I60: while the gateway serves nobody, a few calls find that out, and single ones probe."""
+    """I60: during an outage of the gateway, a few calls discover it, and after that only single
+    probes are sent."""
     history = moment.history
     if not _is_explained(history):
         return
@@ -99,17 +105,18 @@ def a_gateway_that_is_away_is_left_alone(moment: StateChange) -> Iterator[str]:
 
 
 def _is_fault_of_input(task: Task) -> bool:
-    """Whether the gateway refused the parameters of the task: it fails without any fault."""
+    """Whether the gateway rejected the parameters of the task; such a task fails without any
+    fault."""
     return task.problem is not None and task.problem.code == "unsupported_param"
 
 
 def _is_ours(problem: Problem | None) -> bool:
-    """Whether an attempt failed because it crashed its handler or lost its workers."""
+    """Whether the attempt failed because it crashed its handler or lost its workers."""
     return problem is not None and problem.code in {"worker_lost", "worker_crashed"}
 
 
 def _is_explained(history: History) -> bool:
-    """Whether nothing happened to processes and engines that may cost a page."""
+    """Whether nothing happened to processes and engines that could cost a page."""
     return history.is_orderly and not history.kills_count
 
 
@@ -131,8 +138,8 @@ def _billed(history: History) -> dict[tuple[str, str], int]:
 
 
 def _fetched_tasks(moment: StateChange) -> Iterator[Task]:
-    """The tasks of completed runs, but for those that were never fetched, were inherited, or shared
-    the fetch of another."""
+    """The tasks of completed runs that were fetched for themselves: not inherited from an earlier
+    run, and no duplicates."""
     for run in moment.after.runs.values():
         if run.status is RunStatus.COMPLETED and not moment.is_deleted(run):
             for task in moment.after.tasks_by_run.get(run.run_id, []):
@@ -140,12 +147,12 @@ def _fetched_tasks(moment: StateChange) -> Iterator[Task]:
                     yield task
 
 
-# Budgets: shares and what is left add up to the cap, and no run spends above it (I65).
+# Budgets: what is left and the shares of workers add up to the cap, and no run spends more (I65).
 
 
 def a_budget_adds_up_to_its_cap(moment: StateChange) -> Iterator[str]:
-    """I65: nothing is left below 0, and what is left and all shares add up to the cap, also while
-    the cap is changed."""
+    """I65: what is left of a budget is never negative, and together with all shares it equals the
+    cap, also while the cap changes."""
     run_ids = {
         (change.new or change.old).run_id
         for kind in (BudgetKey, ShareKey)

@@ -1,4 +1,4 @@
-"""Fairness: a small job ends soon, whatever other callers do (I56)."""
+"""Checks fairness: a small job ends soon, whatever other callers do (I56)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ TIMES_SOLO, PLUS_S = 2.0, 5.0
 
 
 def a_small_job_ends_soon_beside_hostile_callers(moment: StateChange) -> Iterator[str]:
-    """I56: beside hostile callers a small job takes at most twice its time alone and five seconds.
-    In a world that is not disturbed: else what happens to processes and engines takes its time. The
-    first small job of a world was alone. Where no signal tells workers of a new run, a job waits
-    for the next scan: it may come at once for the first one, and late for another (seed 938)."""
+    """I56: beside hostile callers a small job takes at most twice its time alone plus five seconds.
+    This is checked only in worlds without other disturbances. The first small job of a world ran
+    alone. If no signal tells workers of a new run, a job also waits for the next scan, which may
+    come at once for the first job and late for another (seed 938)."""
     history = moment.history
     if not history.is_undisturbed:
         return
@@ -25,7 +25,7 @@ def a_small_job_ends_soon_beside_hostile_callers(moment: StateChange) -> Iterato
 
 
 def _seconds_of(moment: StateChange, job_id: str) -> float | None:
-    """How long the run of a small job took; None if it has not ended."""
+    """The duration of the small job's run; None if it has not ended."""
     for run in moment.after.runs_by_job.get(job_id, ()):
         if run.ended_at is not None:
             return run.ended_at - run.created_at

@@ -1,4 +1,5 @@
-"""Hosts: a job with host limits keeps to them, in concurrency and in rate (SPEC.md 4.8)."""
+"""Checks host limits: a job keeps to its limits of concurrency and rate for each host (SPEC.md
+4.8)."""
 
 from __future__ import annotations
 
@@ -11,12 +12,14 @@ from conveyor.simulation.checkers.fetches import OVERSHOOT
 from conveyor.simulation.client_history import Fetch
 from conveyor.simulation.invariant_monitor import StateChange
 
+# The rate is measured over this time.
 WINDOW_S = 10.0
 
 
 def no_host_is_fetched_beyond_its_limits(moment: StateChange, fetch: Fetch) -> Iterator[str]:
-    """No more pages of a host are fetched at once than the job allows, nor more in ten seconds;
-    twice as many where leases can be lost, and as many by each worker where they are lost often."""
+    """No more pages of a host are fetched at once than the job allows, nor more within ten seconds.
+    Where leases can be lost, twice the concurrency is allowed, or as much per worker if that is
+    more."""
     host_limit = _limit_of(moment, fetch)
     if host_limit is None:
         return

@@ -1,4 +1,4 @@
-"""Leases (SPEC.md 6: I29 to I31)."""
+"""Checks leases and claims (SPEC.md 6: I15, I17, I29 to I31)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from conveyor.domain.timing import is_unreal
 from conveyor.simulation.backends.snapshot import Lease
 from conveyor.simulation.invariant_monitor import StateChange
 
-# The next beat tells of the end, and a lease that nobody renews lapses; calls may arrive a minute
-# late, and clocks be ahead.
+# A worker learns of the end of a run with its next heartbeat, and a lease that it does not renew
+# expires. Calls may arrive a minute late, and clocks may be ahead.
 _MOMENT_S = 1.0
-# The engines tolerate that a renewal takes effect up to two minutes after its instant was computed.
+# Engines accept a renewal up to two minutes after its instant was computed.
 _LIFE_S_MAX = max(limits.LEASE_TTL_S, limits.SCRAPE_DEADLINE_S) + 120.0
 _GIVEN_BACK_S = limits.HEARTBEAT_S + limits.LEASE_TTL_S + 60.0 + 20.0
 
@@ -30,9 +30,9 @@ def leases_stay_within_the_cap(moment: StateChange) -> Iterator[str]:
 
 
 def a_lease_is_given_back_by_its_holder(moment: StateChange) -> Iterator[str]:
-    """I30: a lease that lives is gone only if its holder let go of it. Whose clock is ahead may
-    take its place, and leave it before a look that comes late; and whose clock is put back renews
-    its own to an end that is past."""
+    """I30: a live lease is removed only by its holder. Two exceptions look alike and are not
+    reported: a process whose clock is ahead may take an expired place and leave it before the next
+    snapshot; and a process whose clock was put back renews its lease to an end in the past."""
     if not moment.history.sees_leases:
         return
     places = {_place(lease) for lease in moment.after.leases}
@@ -50,10 +50,10 @@ def _place(lease: Lease) -> str:
 
 
 def an_ended_run_holds_nothing(moment: StateChange) -> Iterator[str]:
-    """I31: when faults are over, each process returns the leases of a run soon after its end. The
-    leases of dead processes lapse, including those whose request was on its way (seed 597). A
-    worker that learns late of the end takes a lease for a moment (seed 4612). A process whose clock
-    was ahead has taken leases that last too long."""
+    """I31: once faults are over, the leases of a run are given back soon after its end. Leases of
+    dead processes expire, also those whose request was still in progress (seed 597). A worker that
+    learns late of the end may take a lease for a moment (seed 4612). This is not checked where
+    clocks step: a process whose clock was ahead took leases that last too long."""
     at_ease_since = moment.history.at_ease_since or 0.0
     for lease in () if moment.history.steps_clocks else moment.after.leases:
         run = moment.after.run_by_id.get(lease.run_id)
@@ -65,25 +65,25 @@ def an_ended_run_holds_nothing(moment: StateChange) -> Iterator[str]:
 
 
 def dead_processes_hold_nothing(moment: StateChange) -> Iterator[str]:
-    """I31: when all is over, no lease is left that any process counts."""
+    """I31: in the end no lease is left that any process counts."""
     left = [lease for lease in moment.after.leases if not _is_disregarded(lease, moment.after.now)]
     if left:
         yield f"{len(left)} leases are left"
 
 
 def _is_disregarded(lease: Lease, now: float) -> bool:
-    """Whether the lease was made by a clock that was ahead: it ends later than any lease lives, so
-    no process counts it, and its row stays until then (seed 406). Only leases that are rows with
-    names have ends by the clocks of the processes."""
+    """Whether the lease was written by a clock that was ahead: it ends later than any lease can
+    last, so no process counts it, and its row stays until then (seed 406). Only leases that are
+    rows with names have ends that processes computed."""
     return bool(lease.name) and is_unreal(lease.expires_at, now=now, ttl_s=_LIFE_S_MAX)
 
 
-# Claims: who may take a task, and whose end it was (I15, I17).
+# Claims: which worker may take a task, and under which claim it ended (I15, I17).
 
 
 def a_live_claim_is_left_alone(moment: StateChange) -> Iterator[str]:
-    """I17: who takes a task over finds the claim on it lapsed, by the clock of who takes it, or
-    ending further ahead than a claim can."""
+    """I17: a task is taken over only if its claim has expired by the clock of the new worker, or
+    ends further ahead than a claim can."""
     for change in moment.changed(TaskKey):
         old, new = change.old, change.new
         if old is None or new is None or old.status is not TaskStatus.PROCESSING:
@@ -97,7 +97,7 @@ def a_live_claim_is_left_alone(moment: StateChange) -> Iterator[str]:
 
 
 def an_end_is_that_of_its_claim(moment: StateChange) -> Iterator[str]:
-    """I15: the attempt that ended is the one that the current claim began."""
+    """I15: the attempt that ended is the one that the current claim started."""
     for change in moment.changed(TaskKey):
         old, new = change.old, change.new
         if old is None or new is None or new.attempts == old.attempts:

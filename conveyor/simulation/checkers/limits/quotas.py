@@ -1,4 +1,4 @@
-"""Quotas: what one caller has stays within its quotas, but for one request (I57)."""
+"""Checks quotas: no caller exceeds its quotas by more than one request (I57)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from conveyor.domain.quota import Quota
 from conveyor.simulation.invariant_monitor import StateChange
 
 ONE_REQUEST = 1
-"""A request that makes a job, a run or an export makes one."""
+"""Concurrent requests may each pass the check before the other is counted; a request creates one
+job, run or export."""
 
 
 def no_caller_exceeds_a_quota(moment: StateChange) -> Iterator[str]:
     """I57: no caller has more live runs or open jobs, and no run more exports, than its quota and
-    one request allow. Schedules start runs without a request, and where leases can be lost so can
-    the turn of a request: neither is counted."""
+    one more request allow. Runs that a schedule started are not counted, because no request made
+    them. This is checked only in undisturbed worlds: where leases can be lost, two requests may be
+    decided at the same time."""
     limits = moment.history.quotas
     if not limits or not moment.history.is_undisturbed:
         return
