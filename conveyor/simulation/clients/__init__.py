@@ -1,1 +1,1 @@
-"""Clients: callers of the API who do everything that it offers, at once and again and again."""
+"""Clients: concurrent callers of the API that use everything it offers."""

@@ -1,6 +1,6 @@
-"""Actions: what clients do. To add one, write a function and list it in `ACTIONS` with its weight.
+"""The actions of clients. To add one, write a function and list it in `ACTIONS` with its weight.
 
-An action may fail in any way that the API allows: its client goes on with the next one.
+An action may fail in any way that the API allows; its client goes on with the next one.
 """
 
 from __future__ import annotations
@@ -46,16 +46,19 @@ from conveyor.simulation.profiles import TEMPERS
 
 Action = Callable[[Client], Awaitable[None]]
 
+# The pause between two actions, before it is divided by the haste of the world.
 PAUSE_S = (0.0, 15.0)
 _PAGE_ROWS_MAX = 50
+# The probability that a paused job is not resumed by the same action.
 LEFT_PAUSED = 0.3
+# The probability that a client reads a job immediately after it was accepted.
 LOOKS_AT_ONCE = 0.3
 SHORT_KEPT = 3
-"""The results of one job of so many are kept for a day only."""
+"""About one job of three keeps its results for a day only."""
 
 
 async def act_forever(client: Client) -> None:
-    """One action after the other, until it is cancelled."""
+    """Does one drawn action after another until it is cancelled."""
     options = client.stage.options
     often = TEMPERS[options.temper]
     actions = list(ACTIONS)
@@ -208,7 +211,8 @@ async def look_around(client: Client) -> None:
 
 
 async def page_through(client: Client, path: str) -> list[Mapping[str, Any]] | None:
-    """Every page of a list, each longer than the one before; None when one was never answered."""
+    """Reads every page of a list, each page longer than the last; returns None if a request got no
+    answer."""
     results: list[Mapping[str, Any]] = []
     cursor, rows = "", client.stage.options.page_rows
     while True:
@@ -254,7 +258,8 @@ async def change_a_schedule(client: Client) -> None:
 
 async def sign_webhooks(client: Client) -> None:
     secrets = client.stage.history.signing_secrets.setdefault(client.name, [])
-    secrets.append(None)  # There may be a key that the client never sees.
+    # Until the answer arrives there may be a key whose secret the client does not know.
+    secrets.append(None)
     call = await client.post("/v1/hmac/keys/rotate")
     if call is None or call.status is None:
         return
@@ -368,8 +373,8 @@ def _job(client: Client, lines: Sequence[Mapping[str, Any]] | None) -> dict[str,
 
 
 def _with_repeats(client: Client, lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The list, where about half of the lines ask for what an earlier one asks for. A fragment is
-    no difference."""
+    """The list with about half of its lines changed to repeat an earlier one. The fragment in the
+    URL makes no difference to a site, so such a line is still a duplicate."""
     repeated: list[dict[str, Any]] = []
     for line in lines:
         repeated.append({**line})

@@ -1,4 +1,4 @@
-"""Mischief: what clients try that must not work, and what they do at the same time."""
+"""Actions that must be refused, and actions that happen at the same time on the same job."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from conveyor.simulation.clients.client import Client, KnownJob
 from conveyor.simulation.environment.fake_internet import POISON
 from conveyor.simulation.environment.recording_gateway import RAISES
 
+# How much later than the other one of two simultaneous actions begins.
 _HEAD_STARTS_S = (0.0, 0.0, 0.05)
 
 FILTERS = ("all", "successful", "failed", "processing")
 
 
 async def borrow_a_key(client: Client) -> None:
-    """The same request under the same key, from somebody else."""
+    """Sends the request of another client again, under the same key, as this client."""
     calls = [
         call
         for call in client.stage.history.calls
@@ -28,7 +29,7 @@ async def borrow_a_key(client: Client) -> None:
 
 
 async def misuse_a_cursor(client: Client) -> None:
-    """On another job, or with another filter."""
+    """Uses the cursor of one list for another job or with another filter."""
     jobs = [job for job in client.jobs if not job.is_deleted]
     if not jobs:
         return
@@ -41,7 +42,7 @@ async def misuse_a_cursor(client: Client) -> None:
 
 
 async def do_two_things_at_once(client: Client) -> None:
-    """To the same job, neither knowing of the other."""
+    """Does two drawn actions on the same job at the same time."""
     jobs = [job for job in client.jobs if not job.is_deleted]
     if not jobs:
         return
@@ -52,7 +53,7 @@ async def do_two_things_at_once(client: Client) -> None:
 
 
 async def add_to_a_list_under_way(client: Client) -> None:
-    """While the first list of an open job may still be ingested."""
+    """Adds a second list while the first list of an open job may still be ingested."""
     body = {"tasks": _lines(client, client.random.randint(5, 40)), "status": "open"}
     call = await client.post("/v1/jobs", body)
     if call is not None and call.is_accepted:
@@ -61,7 +62,8 @@ async def add_to_a_list_under_way(client: Client) -> None:
 
 
 async def stop_a_list_under_way(client: Client) -> None:
-    """And start over, twice at once: one does, and what was not ingested comes all the same."""
+    """Stops a job while its list may still be ingested, and requests two reruns at once. Only one
+    may start, and it must also have the lines that were not ingested."""
     call = await client.post("/v1/jobs", {"tasks": _lines(client, client.random.randint(20, 60))})
     if call is not None and call.is_accepted:
         job = client.promised(call, is_open=False)
@@ -72,7 +74,7 @@ async def stop_a_list_under_way(client: Client) -> None:
 
 
 async def delete_a_list_under_way(client: Client) -> None:
-    """While workers have its pages in hand, which must not stay."""
+    """Deletes a job while workers fetch its pages; no page may be left."""
     call = await client.post("/v1/jobs", {"tasks": _lines(client, client.random.randint(5, 30))})
     if call is not None and call.is_accepted:
         job = client.promised(call, is_open=False)
@@ -81,7 +83,7 @@ async def delete_a_list_under_way(client: Client) -> None:
 
 
 async def delete_what_another_run_shows(client: Client) -> None:
-    """A run whose good results the next one inherits."""
+    """Starts a rerun that inherits the successful results of a run, and deletes that run."""
     jobs = [job for job in client.jobs if not job.is_deleted]
     if not jobs:
         return
@@ -102,7 +104,8 @@ async def delete(client: Client, job: KnownJob) -> None:
 
 
 async def submit_a_line_that_kills(client: Client) -> None:
-    """Submits a task that kills the worker that fetches it. Once per world with faults."""
+    """Submits a task that kills the worker that fetches it, at most once per world and only with
+    faults."""
     is_spared = client.stage.options.is_spared
     if not is_spared and not any(POISON in call.body for call in client.stage.history.calls):
         url = f"https://site1.example/{client.name}/{POISON.decode()}"
@@ -112,7 +115,8 @@ async def submit_a_line_that_kills(client: Client) -> None:
 
 
 async def submit_a_line_that_raises(client: Client) -> None:
-    """Its handling raises each time; the lines beside it are good. Twice in a world."""
+    """Submits a list with one line whose handler raises each time, beside good lines; at most twice
+    per world."""
     calls = [call for call in client.stage.history.calls if RAISES.encode() in call.body]
     if "task" in client.stage.options.neighbours.poisons and len(calls) < 2:
         url = f"https://site1.example/{client.name}{RAISES}{client.new_key()}"

@@ -1,7 +1,7 @@
-"""A calm caller: small jobs, one after the other, whose time shows whether the service is fair.
+"""The calm caller: it submits small jobs one after another, to measure whether the service is fair.
 
-Its site answers every request after the same time, so that what a job takes beyond its time alone
-was spent waiting for others (I56).
+Its site answers every request after the same time. What a job takes longer than the first one,
+which runs alone, is time that it waited for others (I56).
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from conveyor.simulation.environment.fake_internet import CALM_SITE
 NAME = "calm0"
 TASKS_COUNT = 10
 PAUSE_S = (1.0, 10.0)
+# The other clients start after this time, even if the first job has not ended.
 ALONE_S_MAX = 60.0
 LOOK_S = 0.5
 
 
 async def submit_alone(client: Client) -> None:
-    """The first small job: nobody else has begun."""
+    """Submits the first small job, before any other client starts, and waits until its run has
+    ended."""
     with trio.move_on_after(ALONE_S_MAX):
         while not client.stage.history.small_jobs:
             await _submit(client)
@@ -33,7 +35,7 @@ async def submit_alone(client: Client) -> None:
 
 
 async def submit_small_jobs(client: Client) -> None:
-    """One small job after the other, until it is cancelled."""
+    """Submits one small job after another until it is cancelled."""
     while True:
         await trio.sleep(client.random.uniform(*PAUSE_S))
         await _submit(client)

@@ -1,4 +1,4 @@
-"""Changes: what clients alter about jobs that are there, and what they only ask about."""
+"""Actions that change existing jobs, and actions that only read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from conveyor.simulation.clients.client import Client
 from conveyor.simulation.environment.fake_internet import RECEIVER_DOMAIN
 
 AMPLE = {"credits": 1_000_000}
-"""A budget that no run here uses up."""
+"""A budget that no run in a simulated world uses up."""
 WATCHED_TIMES = 8
 WATCHED_EVERY_S = (0.0, 0.5)
 
@@ -27,7 +27,8 @@ async def replace_a_schedule(client: Client) -> None:
 
 
 async def submit_under_a_budget(client: Client) -> None:
-    """A tight one, at times: the run waits until somebody raises it."""
+    """Submits a job with a budget, sometimes so small that the run waits until a client raises
+    it."""
     lines = [{"url": f"https://site2.example/{client.new_key()}/{n}"} for n in range(4)]
     spent = {"credits": client.random.choice((1, 3, 1000))}
     call = await client.post("/v1/jobs", {"tasks": lines, "budget": spent})
@@ -69,7 +70,7 @@ async def drop_a_new_key(client: Client) -> None:
 
 
 async def ask_what_would_happen(client: Client) -> None:
-    """Of which nothing comes."""
+    """Sends requests that create nothing: dry runs and an invalid crawl."""
     lines = [{"url": "https://site1.example/"}, {"url": "ftp://site.example/"}]
     await client.once("POST", "/v1/jobs?dry_run=true", {"tasks": lines})
     await client.once("POST", "/v1/crawls", {"url": "ftp://site.example/"})
@@ -93,7 +94,7 @@ async def audit_a_run(client: Client) -> None:
 
 
 async def follow_events(client: Client) -> None:
-    """From where it stopped, as a consumer does."""
+    """Reads the events after the last one that this client has seen."""
     after = f"&after={client.last_event}" if client.last_event else ""
     call = await client.get(f"/v1/events?limit=5{after}")
     if call is not None and call.is_accepted:
@@ -106,7 +107,8 @@ async def look_at_the_service(client: Client) -> None:
 
 
 async def watch_a_job(client: Client, job_id: str) -> None:
-    """As dashboards do: several at once, again and again, whichever process answers."""
+    """Two readers poll one job as dashboards do. This checks counts that several API processes
+    cache."""
 
     async def look_often() -> None:
         for _ in range(WATCHED_TIMES):

@@ -1,7 +1,8 @@
-"""Client: one caller, its calls to whichever API process is up, and what it knows (docs/api.md).
+"""A client: one caller of the API, its requests to any serving API process, and the jobs that it
+knows (docs/api.md).
 
-A client repeats what it got no answer to, with the same key, as SDKs do; and sometimes what it
-did get an answer to.
+A client repeats a request that got no answer, with the same key, as the SDK does; sometimes it also
+repeats one that was answered.
 """
 
 from __future__ import annotations
@@ -22,18 +23,22 @@ from conveyor.simulation.faults.faults import Fault
 from conveyor.simulation.process import Process
 from conveyor.simulation.secret_markers import secret_of
 
+# How long a client waits for an answer before it disconnects.
 TIMEOUT_S = 70.0
 TRIES_MAX = 8
 AGAIN_S = 30.0
+# The share of lists that contain secrets.
 SECRETIVE = 0.2
+# The share of lists that contain duplicates.
 REPETITIVE = 0.15
 
+# Responses that ask the client to try again.
 _UNSETTLED = frozenset({408, 429, 500, 503, 507})
 
 
 @dataclass(slots=True)
 class KnownJob:
-    """A job that the client has seen; what it believes may be out of date."""
+    """A job that the client has seen. What the client believes about it may be out of date."""
 
     job_id: str
     is_open: bool = False
@@ -45,6 +50,9 @@ class KnownJob:
 
 @dataclass(slots=True)
 class Client:
+    """One caller. Secrets and duplicates have random streams of their own, so that they do not
+    change which actions are drawn."""
+
     name: str
     stage: SimContext
     random: Random = field(init=False)
@@ -67,11 +75,11 @@ class Client:
         return secret_of(self.name, what)
 
     def tells_secrets(self) -> bool:
-        """Whether the list that it is about to send has some; which moves nothing else."""
+        """Whether the next list contains secrets."""
         return self.secretive.random() < SECRETIVE
 
     def repeats_itself(self) -> bool:
-        """Whether the list that it is about to send has duplicates, which are fetched once."""
+        """Whether the next list contains duplicates, which must be fetched only once."""
         return self.repetitive.random() < REPETITIVE
 
     def new_key(self) -> str:
@@ -79,12 +87,14 @@ class Client:
         return f"{self.name}-{self.numbers}"
 
     def pick(self, fits: Callable[[KnownJob], bool] = lambda job: True) -> KnownJob | None:
-        """Some job that the client has not deleted; the newest ones are the busiest."""
+        """One of the newest jobs that the client has not deleted and that fits; new jobs have the
+        most activity."""
         fitting = [job for job in self.jobs if not job.is_deleted and fits(job)]
         return self.random.choice(fitting[-6:]) if fitting else None
 
     async def post(self, path: str, body: Any = None) -> Call | None:
-        """A POST that happens once however often it is sent; None when it was never answered."""
+        """Sends a POST with a new key until it gets a final answer; returns None if it never
+        does."""
         key = self.new_key()
         if self.keys and self.stage.faults.strikes(Fault.CLIENT_REUSED_KEY):
             await self._reuse_a_key(body)
@@ -103,7 +113,7 @@ class Client:
         key: str | None = None,
         raw: bytes | None = None,
     ) -> Call | None:
-        """Sends until there is an answer that will not change, and then maybe once more."""
+        """Sends a request until its answer is final, and sometimes once more."""
         data = raw if raw is not None else (b"" if body is None else json.dumps(body).encode())
         send = partial(self._send, method, path, data, key, is_raw=raw is not None)
         if key is not None and self.stage.faults.strikes(Fault.CLIENT_REPEATED_AT_ONCE):
@@ -120,28 +130,28 @@ class Client:
         return None
 
     async def put_into_storage(self, url: str, body: bytes) -> None:
-        """An upload to an address of the storage's own."""
+        """Uploads to a presigned URL of the storage, not through the API."""
         await trio.sleep(self.random.uniform(0.0, 2.0))
         status = self.stage.backend.serve("PUT", url, {"content-type": "text/plain"}, body)
         self.stage.history.uploads.append((url, body))
         self.stage.trace.note(self.name, "uploaded", f"{len(body)} bytes -> {status}")
 
     async def once(self, method: str, path: str, body: Any = None) -> Call:
-        """One try, whatever comes of it."""
+        """Sends a request once and returns whatever comes of it."""
         return await self._send(
             method, path, b"" if body is None else json.dumps(body).encode(), None, is_raw=False
         )
 
     async def send_json(self, method: str, path: str, text: bytes) -> Call:
-        """One try of a request whose body is this text, well-formed or not."""
+        """Sends a request once, with this text as its body, which may be no valid JSON."""
         return await self._send(method, path, text, self.new_key(), is_raw=False)
 
     async def send_again(self, call: Call) -> Call:
-        """One more try of a request, be it our own or somebody else's."""
+        """Sends a request once more: its own or that of another client."""
         return await self._send(call.method, call.path, call.body, call.key, is_raw=False)
 
     async def _reuse_a_key(self, body: Any) -> None:
-        """What a careless client does: another request under a key that was used."""
+        """Sends another request with a key that was used before, as a careless client does."""
         key, path = self.random.choice(self.keys)
         other = json.dumps({"tasks": [{"url": "https://site.example/other"}], "name": key})
         await self._send("POST", path, other.encode(), key, is_raw=False)
@@ -199,7 +209,7 @@ class Client:
         return self.random.choice(serving) if serving else None
 
     def promised(self, call: Call, *, is_open: bool, is_scheduled: bool = False) -> KnownJob:
-        """A job was accepted: what that means is on record, once."""
+        """Records an accepted job in the history, so that checkers hold the program to it."""
         answer: Mapping[str, Any] = call.json
         job_id = answer["job_id"]
         known = KnownJob(job_id, is_open, is_scheduled)

@@ -1,4 +1,4 @@
-"""Trespass: what is another caller's, asked for on every route that takes an id (I44)."""
+"""Requests for objects of another caller, on every route that takes an id (I44)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FOREIGN_ROUTES = [
 
 
 async def ask_for_what_is_anothers(client: Client) -> None:
-    """With ids that were never told to it, on some routes at a time."""
+    """Requests some routes with ids of another caller, which this client was never told."""
     promises = client.stage.history.promises.values()
     others = [promise for promise in promises if promise.tenant != client.name]
     if others:
@@ -49,7 +49,7 @@ def _path(client: Client, route: Route, other: AcceptedRequest) -> str:
         "job_id": other.job_id,
         "run_id": other.run_id or _NOTHING,
         "task_id": task_id,
-        # A crawl has the id of its job, and a content that of its task.
+        # The id of a crawl is that of its job, and the id of a content is that of its task.
         "crawl_id": other.job_id,
         "content_id": task_id,
     }

@@ -1,7 +1,7 @@
 """Hostile callers: they try to harm the service or its other callers.
 
-The service must stay up, serve the other callers, and keep its promises to the hostile ones as
-well. Each kind has a name, which the options of a world refer to.
+The service must stay up, serve the other callers, and treat the hostile ones correctly as well. The
+options of a world name one kind of hostile caller.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ NAME = "hostile0"
 PAUSE_S = (0.0, 10.0)
 AT_ONCE = 4
 JOBS_MAX = 40
-"""More of the same shows nothing new, and takes its time."""
+"""More jobs of one kind would find nothing new, and make the world slow."""
 
 _LONE_SURROGATE = "\ud800"
 _DIGITS = "9" * 5000
 _URL = "https://site1.example/hostile"
-# Values that parse as JSON and that some handler may not be prepared for.
+# Values that are valid JSON, but that a handler may not expect.
 _ODD_PARAMS: tuple[Any, ...] = (
     {"allowed_status_codes": _DIGITS},
     {"allowed_status_codes": "404," * 500},
@@ -76,7 +76,7 @@ _ODD_TEXTS = (
 
 
 async def act_hostile(client: Client) -> None:
-    """One hostile act after the other, until it is cancelled."""
+    """Does one hostile action after another until it is cancelled."""
     act = KINDS[client.stage.options.neighbours.hostile]
     while True:
         if len(client.jobs) < JOBS_MAX:
@@ -85,7 +85,7 @@ async def act_hostile(client: Client) -> None:
 
 
 async def send_odd_values(client: Client) -> None:
-    """A request with a value that is legal JSON, and a bad idea."""
+    """Sends a request with a value that is valid JSON but senseless."""
     client.stage.faults.count(Fault.ODD_VALUES)
     random = client.random
     body: dict[str, Any] = {"tasks": [{"url": f"{_URL}/odd/{client.new_key()}"}]}
@@ -101,7 +101,8 @@ async def send_odd_values(client: Client) -> None:
 
 
 async def leave_late_answers(client: Client) -> None:
-    """Requests to a site that answers them twice, the second time when somebody else asks."""
+    """Submits requests to a site that answers each of them twice; the second answer arrives when
+    the connection is used again."""
     client.stage.faults.count(Fault.LATE_ANSWERS)
     site = client.random.randint(1, 3)
     base = f"https://site{site}.example/hostile/{LATE_ANSWER}/{client.new_key()}"
@@ -110,7 +111,7 @@ async def leave_late_answers(client: Client) -> None:
 
 
 async def exceed_quotas(client: Client) -> None:
-    """As many open jobs, exports and slots for uploads at once as requests can ask for."""
+    """Requests more open jobs, exports and uploads at once than the quotas allow."""
     client.stage.faults.count(Fault.OVER_QUOTAS)
     job = client.pick()
     async with trio.open_nursery() as nursery:
@@ -123,7 +124,7 @@ async def exceed_quotas(client: Client) -> None:
 
 
 async def fill_tar_pits(client: Client) -> None:
-    """More requests than there are slots, to a site that never answers."""
+    """Submits more requests than workers have slots, to a site that never answers."""
     base = f"https://site1.example/hostile/{TAR_PIT}/{client.new_key()}"
     lines = [{"url": f"{base}/{n}"} for n in range(client.stage.options.concurrency + 10)]
     body = {"tasks": lines, "max_inflight": 500, "max_attempts": 2}
@@ -131,14 +132,15 @@ async def fill_tar_pits(client: Client) -> None:
 
 
 async def leave_jobs_open(client: Client) -> None:
-    """Open jobs that nothing is ever added to."""
+    """Submits open jobs to which no list is ever added."""
     client.stage.faults.count(Fault.IDLE_JOBS)
     for _ in range(AT_ONCE):
         await _submit(client, json.dumps({"status": "open", "tasks": []}).encode())
 
 
 async def rerun_without_end(client: Client) -> None:
-    """Reruns and exports of the same job, again and again, whether or not the last has ended."""
+    """Requests reruns and exports of one job again and again, whether or not the last one has
+    ended."""
     client.stage.faults.count(Fault.ENDLESS_RERUNS)
     job = client.jobs[0] if client.jobs else None
     if job is None:

@@ -1,4 +1,5 @@
-"""Insisting: when faults are over, clients ask again for whatever they were put off with."""
+"""Repeats unanswered requests: once faults are over, clients ask again for every answer that they
+are still missing."""
 
 from __future__ import annotations
 
@@ -8,13 +9,16 @@ from conveyor.domain import limits
 from conveyor.simulation.client_history import Call
 from conveyor.simulation.clients.client import Client
 
+# A claim on a key whose owner died has expired by then.
 _PATIENCE_S = limits.IDEMPOTENCY_CLAIM_S + 30.0
+# The clock of the owner may have been ahead by as much.
 _AHEAD_S = 60.0
 
 
 async def ask_again(client: Client) -> bool:
-    """Sends every request with a key once more that never got a last word; whether any was. Whose
-    claim was made by a clock that was ahead is told to wait, and comes back (seed 1556)."""
+    """Repeats every request with a key that has no final answer; returns whether there was one. A
+    claim that was made by a clock that was ahead lasts longer, so those requests are repeated once
+    more (seed 1556)."""
     open_calls = _put_off(client)
     if open_calls:
         await trio.sleep(_PATIENCE_S)
@@ -29,7 +33,8 @@ async def ask_again(client: Client) -> bool:
 
 
 def _put_off(client: Client) -> list[Call]:
-    """The last of each request, where it had no answer or one for the time being."""
+    """The last call of each request that got no answer, or one that asks the client to try
+    again."""
     last: dict[tuple[str, str | None, bytes], Call] = {}
     for call in client.stage.history.calls:
         if call.tenant == client.name and call.key is not None and call.method == "POST":

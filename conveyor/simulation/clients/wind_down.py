@@ -1,4 +1,5 @@
-"""Closing: how clients bring everything to an end when faults are over, so that it can end."""
+"""What clients do once faults are over, so that every run can end, and what they read
+afterwards."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ from conveyor.simulation.clients.client import Client
 from conveyor.simulation.environment.fake_internet import POISON
 
 _NOT_AGAIN = (POISON, b"file_input_id")
-"""What kills, and what has expired by then."""
+"""Requests that are not repeated: one kills a process, and uploaded lists have expired by then."""
 
 
 async def let_everything_end(client: Client, *, resumes: bool = True) -> None:
-    """Closes open jobs, silences schedules and raises budgets, and resumes paused runs or leaves
-    them: all others must end."""
+    """Closes open jobs, pauses schedules, raises budgets, and resumes paused runs if `resumes` is
+    True. All runs that are not paused must then end."""
     for job in await _all_jobs(client):
         path = f"/v1/jobs/{job['job_id']}"
         if job["type"] == "scheduled":
@@ -34,7 +35,7 @@ async def let_everything_end(client: Client, *, resumes: bool = True) -> None:
 
 
 async def page_through_everything(client: Client) -> None:
-    """Every page of every run that is left."""
+    """Reads every page of every run that is left, for the checker of I37."""
     for job in await _all_jobs(client):
         call = await client.get(f"/v1/jobs/{job['job_id']}/runs?limit=100")
         for run in call.json["runs"] if call is not None and call.is_accepted else ():
@@ -46,7 +47,8 @@ async def page_through_everything(client: Client) -> None:
 
 
 async def use_an_old_key(client: Client) -> None:
-    """For what it was used for the last time, or for something else, as if it were a new one."""
+    """Uses an expired key again, with the same request or with another one. Either must be treated
+    as a new request."""
     used = [call for call in client.stage.history.calls if _is_plain_submit(client, call)]
     if used:
         body = json.loads(used[-1].body)
@@ -56,7 +58,7 @@ async def use_an_old_key(client: Client) -> None:
 
 
 async def look_at_expired_bodies(client: Client) -> None:
-    """Some bodies of every job: those of jobs that keep results for a day have expired."""
+    """Requests some bodies of every job. Those of jobs that keep results for a day have expired."""
     for job in await _all_jobs(client):
         path = f"/v1/jobs/{job['job_id']}"
         call = await client.get(f"{path}/results?limit=3")
