@@ -1,1 +1,2 @@
-"""What surrounds the service: sites, gateways, callers' HTTP."""
+"""What surrounds the service: sites, the scraping gateway, webhook receivers, HTTP requests without
+sockets, and special conditions of a world."""

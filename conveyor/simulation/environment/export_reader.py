@@ -1,4 +1,7 @@
-"""Exported: the files of exports, read as somebody reads them who has only docs/api.md, Exports."""
+"""Reads exported files as a customer would, who knows only docs/api.md, Exports.
+
+It shares no code with the exporter, so that a mistake there is not repeated here.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,12 @@ from io import BytesIO, StringIO
 from typing import Any, NamedTuple
 
 DAMAGE = (EOFError, LookupError, OSError, ValueError, csv.Error, zipfile.BadZipFile, zlib.error)
-"""What readers say of a file that is none."""
+"""The errors that readers raise for a damaged file."""
 
 
 class Shown(NamedTuple):
-    """One task as a file has it, with the digest of its body as it was found."""
+    """One task in an exported file. `sha256` is that of the body as it was read; None if there is
+    no body."""
 
     task_id: str
     status: str
@@ -27,12 +31,12 @@ class Shown(NamedTuple):
 
 
 def shown_in(kind: str, file: bytes) -> list[Shown]:
-    """Every task in a file, in its order."""
+    """Every task of the file, in its order."""
     return list(_READERS[kind](file))
 
 
 def unpacked(kind: str, file: bytes) -> bytes:
-    """All that is in it, in the clear."""
+    """The whole content without compression, to search it for secrets."""
     if kind == "zip":
         with zipfile.ZipFile(BytesIO(file)) as archive:
             return b"".join(archive.read(name) for name in archive.namelist())
@@ -63,7 +67,7 @@ def _in_lines(file: bytes) -> Iterator[Shown]:
 
 
 def _in_table(file: bytes) -> Iterator[Shown]:
-    """Bodies are not in it: of them is what it says."""
+    """CSV files contain no bodies, so the digest is the one that the file states."""
     for row in csv.DictReader(StringIO(file.decode(), newline=""), strict=True):
         yield Shown(row["task_id"], row["status"], row["url"], row["sha256"] or None)
 
@@ -83,7 +87,7 @@ def _in_parquet(file: bytes) -> Iterator[Shown]:
 
 
 def _rows(file: bytes) -> list[dict[str, Any]]:
-    """PyArrow is an extra: where it is not installed, no such file is written either."""
+    """PyArrow is an optional dependency. Without it no Parquet export is written either."""
     from pyarrow import parquet
 
     with parquet.ParquetFile(BytesIO(file)) as table:

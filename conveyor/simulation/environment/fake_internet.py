@@ -1,7 +1,8 @@
-"""The web: sites, the gateway and the receivers of webhooks, in place of a pool of connections.
+"""A model of the internet: sites, the scraping gateway and webhook receivers, in place of the
+connection pool.
 
-The real gateways and the real notifier run on top of `Web`: what they are told is what a pool
-would tell them, and takes as long.
+The real gateways and the real notifier run on top of it: `fetch` returns, raises and takes as long
+as the pool would.
 """
 
 from __future__ import annotations
@@ -36,17 +37,18 @@ from conveyor.simulation.invariant_monitor import InvariantMonitor
 GATEWAY_HOST = "gateway.example"
 RECEIVER_DOMAIN = ".hooks.example"
 POISON = b"poison"
-"""What the addresses of pages have in them that kill whoever fetches them."""
+"""A URL that contains this kills the process that fetches it."""
 TAR_PIT = "tar-pit"
-"""What the addresses of pages have in them whose site never answers, while faults are on."""
+"""A URL that contains this never gets an answer while faults are on."""
 CALM_SITE = "calm.example"
-"""A site that answers every request after the same time."""
+"""A site that answers every request after the same time, so that fairness can be measured."""
 CALM_SITE_S = 0.2
 LATE_ANSWER = "late-answer"
-"""What the addresses of pages have in them whose site answers twice."""
+"""A URL that contains this gets its answer twice: the second one arrives on the next request of the
+connection."""
 CALM_THINK_S = 0.1
 METADATA_HOST = "169.254.169.254"
-"""Where clouds keep the secrets of a machine: a receiver may send us there, and nobody goes."""
+"""The metadata service of clouds. A receiver redirects to it; no request may ever reach it."""
 
 _TRAP = f"http://{METADATA_HOST}/latest/meta-data/".encode()
 _ERRORS: dict[Fault, Callable[[], FetchFailed]] = {
@@ -75,7 +77,7 @@ _SAID_BY_GATEWAY: dict[int, tuple[int, bytes]] = {
     404: (404, b'{"code":"RESP002"}'),
     **dict.fromkeys((302, 403, 429, 503), (422, b'{"code":"RESP001"}')),
 }
-"""How the gateway says what a site answered: in its own statuses and codes."""
+"""The status and body with which the gateway reports the answer of a site."""
 _SITE_FAULTS = (
     Fault.SITE_NOT_FOUND,
     Fault.SITE_BLOCKED,
@@ -106,7 +108,7 @@ _RECEIVER_FAULTS = (
 
 @dataclass(slots=True, kw_only=True)
 class FakeInternet:
-    """What one process sees of the web; a dead process sees nothing."""
+    """The internet as one process sees it. A dead process gets no answer."""
 
     life: ProcessFaults
     faults: Faults
@@ -123,7 +125,7 @@ class FakeInternet:
         return ("192.0.2.1",)
 
     async def fetch(self, request: Request) -> Response:
-        """What HttpPool.fetch would answer or raise."""
+        """Does what HttpPool.fetch does."""
         assert request.target.host != METADATA_HOST, "somebody went where a receiver sent it"
         if self.faults.strikes(Fault.OUT_OF_RESOURCES):
             raise OutOfResources("this process has no descriptor left")
@@ -137,8 +139,9 @@ class FakeInternet:
         raise TimedOut("no complete answer before the deadline")
 
     def _with_late_answers(self, request: Request, response: Response) -> Response:
-        """A site may send a second answer when its connection is used again. This model keeps each
-        connection, so only the partition decides whose request gets it."""
+        """Returns the late answer of this connection, if it has one. A real connection is reused
+        only within a partition, so `origin` has the partition: a request gets the late answer of
+        another caller only if they share one."""
         origin = (request.partition, request.target.origin)
         late = self.late.pop(origin, None)
         is_page = response.status == 200
@@ -282,7 +285,7 @@ def _note_outage(fetch: Fetch | None) -> None:
 
 
 def _page(request: Request, fetch: Fetch | None, visit: int) -> Response:
-    """Another page on every visit, of some length or other; none at all on the 0th. Its first line
+    """A page that differs on every visit, also in length; empty if `visit` is 0. Its first line
     names the request that it answers: the task, the claim and the URL."""
     is_bought = request.target.host == GATEWAY_HOST
     origin = f"{request.target.scheme}://{request.target.host}"

@@ -1,9 +1,9 @@
-"""A model of a scraping gateway: its plan, its outages, its headers and its bill
-(docs/engines.md, Gateways; docs/simulator.md).
+"""A model of a scraping gateway: its limits, outages, headers and bill (docs/engines.md, Gateways;
+docs/simulator.md).
 
-The gateway bills every page that it hands out. A call occupies its plan from the request until its
-answer has been read or cut off. A caller that hangs up before the answer does not end it: the
-gateway works on it for as long as it would have taken.
+The gateway bills every page that it returns. A call counts against the limit of its key from the
+request until its answer was read or the connection broke. If the caller disconnects before the
+answer, the gateway goes on working, and the call counts for as long as the answer would have taken.
 """
 
 from __future__ import annotations
@@ -27,20 +27,22 @@ Headers = tuple[tuple[bytes, bytes], ...]
 UNREACHABLE, FAILING = Fault.GATEWAY_UNREACHABLE, Fault.GATEWAY_FAILING
 OUTAGES = (UNREACHABLE, FAILING)
 
+# Values that no gateway should send in its headers.
 _FALSE = (b"0", b"-1", b"1", b"999999999999", b"99999999999999999999", b"many", b"")
 _LIE_RATE = 0.3
 
 
 @dataclass(slots=True)
 class GatewayCall:
-    """A call that occupies the plan of its key until this instant."""
+    """A call that counts against the limit of its key until this instant."""
 
     until: float
 
 
 @dataclass(slots=True, kw_only=True)
 class GatewayModel:
-    """One gateway for all processes. `outage` is how it fails everybody at the moment."""
+    """One gateway for all processes. `outage` is the fault with which it refuses every call at the
+    moment."""
 
     plan: int
     lies: bool
@@ -51,7 +53,7 @@ class GatewayModel:
     _calls: dict[str, list[GatewayCall]] = field(default_factory=dict)
 
     def refuse(self, request: Request) -> Response | None:
-        """What the gateway answers instead of a page; None if it takes the call."""
+        """Returns the refusal of a call; None if the gateway accepts it."""
         if self.outage is not None and not self.faults.is_calm:
             self.faults.count(self.outage)
             if self.outage is UNREACHABLE:
@@ -67,12 +69,13 @@ class GatewayModel:
 
     @contextmanager
     def occupy(self, request: Request, seconds: float) -> Iterator[None]:
-        """The call occupies the plan of its key for so long, or until its answer is over before."""
+        """Counts the call against the limit of its key for this time, or until its answer ends
+        earlier."""
         call = GatewayCall(trio.current_time() + seconds)
         self._calls.setdefault(key_of(request), []).append(call)
         try:
             yield
-        except FetchFailed:  # The answer was cut off, by either side.
+        except FetchFailed:  # Either side closed the connection.
             call.until = trio.current_time()
             raise
         call.until = trio.current_time()
@@ -102,17 +105,17 @@ class GatewayModel:
 
 
 def key_of(request: Request) -> str:
-    """The API key that a call to the gateway carries."""
+    """The API key of a call to the gateway."""
     return _params_of(request).get("apikey", "")
 
 
 def url_of(request: Request) -> str:
-    """The page that a call to the gateway asks for."""
+    """The URL that a call asks the gateway to fetch."""
     return _params_of(request).get("url", "")
 
 
 def is_wanted(request: Request, status: int) -> bool:
-    """Whether the caller asked for the page of a site that answers with this status."""
+    """Whether the caller asked for pages of sites that answer with this status."""
     return status in allowed_statuses(_params_of(request))
 
 

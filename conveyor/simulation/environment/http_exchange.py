@@ -1,5 +1,4 @@
-"""Exchange: one HTTP request and its answer, without a socket: what ASGI says
-(docs/api.md, Conventions)."""
+"""One HTTP request and its response as ASGI events, without a socket (docs/api.md, Conventions)."""
 
 from __future__ import annotations
 
@@ -15,7 +14,8 @@ HOST = "api.example"
 
 @dataclass(slots=True, kw_only=True)
 class Exchange:
-    """`status` stays None until the answer begins; `is_whole` once all of it was sent."""
+    """`status` is None until the response begins. `is_whole` is True once it was sent
+    completely."""
 
     method: str
     path: str

@@ -1,11 +1,10 @@
-"""Neighbours: what stands beside the engines and the ordinary callers of a world
-(docs/simulator.md, Profiles).
+"""Special conditions of a world, drawn apart from its fault rates (docs/simulator.md, Profiles).
 
-A gateway with a plan, outages and false headers; a storage of bodies that is full, missing or
-closed to us; callers and sites that mean harm; wall clocks that leap; input that crashes its
-handler; and power cuts. Two worlds of five have one or two of them. Most of these are orderly
-otherwise: nothing else happens to engines, processes and clocks, so that each paid call and each
-failed task must be explained by the outside.
+They are: a gateway with a concurrency limit, outages or false headers; body storage that is full,
+missing or forbidden; hostile callers and sites; wall clocks that leap; input that crashes its
+handler; a lack of file descriptors; and power cuts. Two worlds of five have one or two of them. In
+most of these worlds nothing else happens to engines, processes and clocks, so that the conditions
+must explain each paid call and each failed task.
 """
 
 from __future__ import annotations
@@ -24,21 +23,22 @@ SHARE = 0.4
 ORDERLY = 0.6
 SECOND = 0.3
 ORDERLY_S = 60.0
-"""Clients get far where nothing holds them up: a short time is as much work as elsewhere."""
+"""Without other faults clients make fast progress: a short time is as much work as elsewhere."""
 
 SLOTS = 50
-"""With only a few slots a page of anybody that takes ten seconds holds up everybody."""
+"""With few slots, every page that takes ten seconds would delay all callers, and fairness could not
+be measured."""
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
 LEAPS_S = (HOUR_S, DAY_S, 40 * DAY_S)
 
 
 class Neighbours(msgspec.Struct, frozen=True, kw_only=True):
-    """`..._every_s` is the mean time between two events, 0 where there are none. `gateway_plan` is
-    how many calls a key may have at the gateway at once; 0 where the gateway states no limit.
-    `poisons` are the kinds of input that crash their handler, `hostile` is what a hostile caller
-    does, `quotas` are those of each caller. In an orderly world nothing else happens to engines,
-    processes and clocks."""
+    """Each `..._every_s` is the mean time between two events, 0 for none. `gateway_plan` is the
+    number of concurrent calls that the gateway allows a key; 0 if it states no limit. `poisons` are
+    the kinds of input that crash their handler, `hostile` is what the hostile caller does, `quotas`
+    are those of each caller. `shortage_rate` is the probability that a fetch finds no file
+    descriptor. `is_orderly` means that nothing else happens to engines, processes and clocks."""
 
     storage_outage_every_s: float = 0.0
     gateway_outage_every_s: float = 0.0
@@ -54,7 +54,7 @@ class Neighbours(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def measures_fairness(self) -> bool:
-        """Whether nothing but hostile callers holds anybody up."""
+        """Whether only a hostile caller can delay the jobs of others."""
         alone = Neighbours(hostile=self.hostile, quotas=self.quotas, is_orderly=True)
         return bool(self.hostile) and self == alone
 
@@ -82,12 +82,12 @@ KINDS = (
     "shortage",
 )
 _OF_GATEWAYS = frozenset({"gateway_outage", "plan", "lies"})
-# These happen to the process and its engine, so the world is not spared.
+# These conditions affect the process or its engine, so the world is not free of internal faults.
 _INSIDE = frozenset({"storage", "leap", "power", "poison", "shortage"})
 
 
 def with_neighbours(options: Options) -> Options:
-    """The world with its neighbours, drawn apart from everything else that the seed decides."""
+    """Draws the special conditions of a world from a random stream of their own."""
     random = Random(f"neighbours {options.seed}")
     if random.random() >= SHARE:
         return options

@@ -1,4 +1,4 @@
-"""The gateway of a simulated process: the real one, with every call on record."""
+"""Wraps the real gateway of a simulated process: every call becomes a `Fetch` of the history."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from conveyor.simulation.faults.process_faults import Poison, ProcessFaults
 from conveyor.simulation.invariant_monitor import InvariantMonitor
 
 RAISES = "/raises/"
-"""What the addresses of pages have in them whose handling raises."""
+"""A URL that contains this crashes its handler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class WatchedGateway:
         return self.inner.price(params)
 
     def _crash_on(self, request: ScrapeRequest) -> None:
-        """Some pages crash whatever handles them, as an input does that no parser foresaw."""
+        """Raises for some URLs, as a parser does for an input that it was not written for."""
         if RAISES in request.url:
             self.life.faults.count(Fault.TASK_POISONED)
             raise Poison(f"no handler copes with {request.url}")
