@@ -1,1 +1,1 @@
-"""Faults: what happens to processes, clocks, disks and calls, and when."""
+"""Faults: what can happen to processes, clocks, disks and calls, and when it does."""

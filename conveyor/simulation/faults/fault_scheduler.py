@@ -1,4 +1,4 @@
-"""Chaos: what happens to processes, clocks and engines as a whole while faults are on."""
+"""The fault scheduler: faults of whole processes, clocks and engines, while faults are on."""
 
 from __future__ import annotations
 
@@ -14,16 +14,23 @@ from conveyor.simulation.environment import gateway
 from conveyor.simulation.faults.faults import Fault
 from conveyor.simulation.process import Process
 
+# A paused process may outlive its leases (30 s) and claims (50 s), or not.
 PAUSE_S = (20.0, 120.0)
+# How long no engine answers.
 OUTAGE_DURATION_S = (2.0, 60.0)
+# How long no worker runs.
 NONE_S = (10.0, 90.0)
+# The time between two leaps of clocks.
 LEAP_EVERY_S = (10.0, 60.0)
 NEIGHBOUR_OUTAGE_S = (20.0, 300.0)
-"""Long enough for every breaker to open, and for whole worlds to live through."""
+"""Long enough for every circuit breaker to open, and often as long as the rest of the phase with
+faults."""
 
 
 @dataclass(slots=True)
 class FaultScheduler:
+    """Draws the instants and kinds of these faults, and carries them out."""
+
     stage: SimContext
     random: Random = field(init=False)
 
@@ -31,7 +38,7 @@ class FaultScheduler:
         self.random = self.stage.random("chaos")
 
     async def run(self) -> None:
-        """Something every now and then, until it is cancelled."""
+        """Causes one fault after another until it is cancelled."""
         deeds: list[Callable[[], Awaitable[None]]] = [
             self._pause,
             self._terminate,
@@ -51,7 +58,8 @@ class FaultScheduler:
                 nursery.start_soon(self.random.choice(deeds))
 
     def end(self) -> None:
-        """Everything is put right; what was down comes up by itself."""
+        """Ends all faults: paused processes go on, held ones may start, and clocks are set
+        right."""
         self.stage.faults.calm_down()
         self.stage.backend.calm_down()
         for process in self.stage.processes:
@@ -64,7 +72,7 @@ class FaultScheduler:
         self.stage.trace.note("chaos", "over")
 
     async def _fail_storage(self) -> None:
-        """The storage of bodies is away every now and then, in one way or another."""
+        """From time to time body storage is full, missing, or refuses access."""
         every_s = self.stage.options.neighbours.storage_outage_every_s
         random = self.stage.random("storage outages")
         while every_s:
@@ -76,7 +84,7 @@ class FaultScheduler:
             self.stage.trace.note("storage", "is back")
 
     async def _fail_gateway(self) -> None:
-        """The gateway serves nobody every now and then."""
+        """From time to time the gateway refuses every call."""
         every_s = self.stage.options.neighbours.gateway_outage_every_s
         random = self.stage.random("gateway outages")
         while every_s:
@@ -91,7 +99,7 @@ class FaultScheduler:
             self.stage.trace.note("gateway", "is back")
 
     async def _cut_power(self) -> None:
-        """All processes end at once, and what was not synced is gone."""
+        """From time to time all processes end at once, and what was not synced is lost."""
         every_s = self.stage.options.neighbours.power_cut_every_s
         random = self.stage.random("power cuts")
         while every_s:
@@ -103,7 +111,7 @@ class FaultScheduler:
                     process.kill()
 
     async def _leap_clocks(self) -> None:
-        """The clock of one process, or of all, is far off, and may be set right again."""
+        """From time to time the clocks of one process, or of all, leap far ahead or back."""
         leap_s = self.stage.options.neighbours.clock_leap_s
         random = self.stage.random("clock leaps")
         while leap_s:
@@ -137,7 +145,7 @@ class FaultScheduler:
             process.kill()
 
     async def _scale_to_none(self) -> None:
-        """All workers go, in order or not, and come back after a while."""
+        """All workers are terminated, and start again together after a while."""
         workers = [process for process in self.stage.processes if process.role != "api"]
         if any(worker.held is not None for worker in workers):
             return

@@ -1,7 +1,8 @@
-"""Faults: everything that this world does to the program, counted (docs/simulator.md, Faults).
+"""The catalogue of faults, their rates in one world, and how often each occurred
+(docs/simulator.md, Faults).
 
-To add one: name it here, draw its rate or its chance in options.py, and call `strikes` (or
-`count`) where it happens. A suite in which a named fault never struck fails.
+To add a fault: name it here, draw its rate in options.py, and call `strikes` (or `count`) where it
+happens. A suite of many seeds in which a fault never occurred fails.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from random import Random
 
 
 class Fault(StrEnum):
-    """In the order of the catalogue. The engines of a fault, where not all have it, are in
-    `ONLY_ON`."""
+    """Every fault, in the order of docs/simulator.md. `ONLY_ON` has the engines of those that not
+    every engine can have."""
 
     CALL_REFUSED = "call_refused"
     ANSWER_LOST = "answer_lost"
@@ -103,7 +104,8 @@ class Fault(StrEnum):
 
 
 ONLY_ON: Mapping[Fault, frozenset[str]] = {
-    # Over the models, whose own faults strike beneath the engine, a life is not harsh as well.
+    # The models of AWS services have call faults of their own, below the engine, so the fault
+    # injector of the process adds none.
     Fault.CALL_REFUSED: frozenset({"memory", "embedded", "mixed"}),
     Fault.ANSWER_LOST: frozenset({"memory", "embedded", "mixed"}),
     Fault.CALL_SLOW: frozenset({"memory", "embedded", "mixed"}),
@@ -120,11 +122,12 @@ ONLY_ON: Mapping[Fault, frozenset[str]] = {
     Fault.CLOCK_OFFSET: frozenset({"memory", "aws", "mixed"}),
     Fault.CLOCK_DRIFT: frozenset({"memory", "aws", "mixed"}),
 }
-"""Faults that only some engines can have."""
+"""The faults that only some engines can have."""
 
 
 class Faults:
-    """The rates of one seed, and how often each fault struck. Calm, it counts nothing more."""
+    """The fault rates of one world, and how often each fault occurred. Once faults are over
+    (`is_calm`), none occurs."""
 
     def __init__(self, rates: Mapping[Fault, float], random: Random) -> None:
         self._rates = dict(rates)
@@ -139,7 +142,7 @@ class Faults:
         return self._outages > 0 and not self.is_calm
 
     def begin_outage(self) -> None:
-        """From now on no engine answers anybody."""
+        """From now on every engine call fails, until `end_outage`. Outages may overlap."""
         self._outages += 1
 
     def end_outage(self) -> None:
@@ -147,11 +150,11 @@ class Faults:
 
     @property
     def storage_fault(self) -> Fault | None:
-        """How the storage of bodies fails at the moment, if it does."""
+        """The current fault of body storage, if there is one."""
         return None if self.is_calm else self.storage_outage
 
     def strikes(self, fault: Fault) -> bool:
-        """Whether it does, this time."""
+        """Draws whether the fault occurs this time, and counts it if it does."""
         rate = 0.0 if self.is_calm else self._rates.get(fault, 0.0)
         if rate == 0.0 or self._random.random() >= rate:
             return False
@@ -159,9 +162,9 @@ class Faults:
         return True
 
     def count(self, fault: Fault) -> None:
-        """It struck, by no draw of ours."""
+        """Counts a fault that occurred without a draw here."""
         self.counts[fault] += 1
 
     def calm_down(self) -> None:
-        """From now on nothing happens to anybody."""
+        """From now on no fault occurs."""
         self.is_calm = True

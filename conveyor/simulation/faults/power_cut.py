@@ -1,9 +1,9 @@
-"""Power cuts: what a directory of bodies looks like when the machine comes back
-(docs/storage.md, Blob keys; docs/simulator.md).
+"""Power cuts: a directory of bodies as it is after the machine has restarted (docs/storage.md, Blob
+keys; docs/simulator.md).
 
-Bytes survive once their file was synced, a name once its directory was synced after the name was
-made. Everything else is lost, which is the worst that a file system may do. The database is not
-affected: SQLite syncs by itself.
+Bytes survive if their file was synced after they were written; a name survives if its directory was
+synced after the name was made. Everything else is lost: that is the worst that a file system may
+do. The database is not affected, because SQLite syncs by itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Any
 
 @dataclass(slots=True)
 class SyncLog:
-    """Records what the program has synced below `root`: bytes by file, names by directory."""
+    """Records what the program has synced below `root`: the synced size of each file, and the names
+    in each directory."""
 
     root: str
     _bytes_of: dict[int, int] = field(default_factory=dict)
@@ -28,7 +29,8 @@ class SyncLog:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Notes every sync of the work in between, and leaves the disk alone."""
+        """Records each sync of the work in this context instead of doing it: a sync of the real
+        disk would only cost time."""
         system: Any = os
         before = os.fsync, os.fdatasync
         system.fsync = system.fdatasync = self._note
@@ -38,7 +40,8 @@ class SyncLog:
             system.fsync, system.fdatasync = before
 
     def lose_unsynced(self) -> int:
-        """Does what a power cut does; answers how many files and bytes' ends were lost."""
+        """Removes what a power cut would lose; returns the number of removed names and shortened
+        files."""
         return self._lose_in(self.root)
 
     def _note(self, descriptor: int) -> None:

@@ -1,8 +1,8 @@
-"""Life: one incarnation of a process, through which each of its calls has to pass
+"""The fault injector of one run of a process: every call of the process to its engine passes it
 (docs/simulator.md, How a world runs).
 
-A dead process does nothing more: its calls have no effect and no answer, so that no clean-up of
-its actors reaches anybody. A paused one is held up at its next call.
+A dead process has no further effect: its calls neither reach the engine nor return, so the clean-up
+of its actors does nothing. A paused process waits in its next call.
 """
 
 from __future__ import annotations
@@ -28,32 +28,41 @@ from conveyor.simulation.trace.trace import Trace
 P = TypeVar("P")
 T = TypeVar("T")
 
+# A slow call takes this long; some outlast a lease.
 SLOW_S = (1.0, 30.0)
+# The share of calls that take no virtual time, so that many happen at the same instant.
 AT_ONCE = 0.7
 
+# Calls that happen often and change nothing important: a summary of the trace leaves them out.
 _MINOR = frozenset(
     {"read", "find", "page_tasks", "receive", "count", "list_status", "depth", "put_status", "open"}
 )
+# The calls with which a worker keeps its claims and messages.
 _BEATS = frozenset({"renew", "extend"})
+# Calls that change no rows.
 _HARMLESS = _MINOR | {"upload_url", "download_url"}
 
 
 class Killed(BaseException):
-    """The process is dead. Not an Exception: nothing in the program may catch it."""
+    """The process is dead. It is a BaseException so that no handler in the program catches it."""
 
 
 class InjectedCrash(Exception):
-    """An error that no engine is supposed to raise: whichever actor made the call crashes."""
+    """An error that no engine may raise: the actor that made the call crashes."""
 
 
 class Poison(InjectedCrash):
-    """The input itself crashes its handler, each time that it is handled."""
+    """The input crashes its handler each time that it is handled."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ProcessFaults:
-    """`scope` holds all that the process does. `refusal` is what an engine that is away raises.
-    Where the engine has faults of its own, the life is not harsh as well: it is only short."""
+    """Injects faults into the calls of one process, from its start to its end.
+
+    `scope` contains all tasks of the process. `refusal` makes the error of an engine that does not
+    answer. `is_harsh` is False for engines whose models have call faults of their own; then only
+    outages, crashes and kills are injected here.
+    """
 
     name: str
     trace: Trace
@@ -85,13 +94,14 @@ class ProcessFaults:
             self.trace.note(self.name, "resumed")
 
     def through(self, port: P, name: str, *, is_harsh: bool | None = None) -> P:
-        """The port as this process sees it. `is_harsh` where this port alone has no faults of its
-        own."""
+        """Returns the port with faults injected into each call. `is_harsh` overrides that of the
+        injector for this port."""
         enter = _through if is_harsh is None else partial(_through, is_harsh=is_harsh)
         return cast("P", _Guarded(port, name, self, enter))
 
     def noting(self, port: P, name: str) -> P:
-        """The port, each call of which is noted; what is beneath it passes through us."""
+        """Returns the port with each call noted in the trace. Its faults are injected below it,
+        where it calls its services."""
         return cast("P", _Guarded(port, name, self, _beside))
 
     async def call(
@@ -104,8 +114,11 @@ class ProcessFaults:
         has_effect: bool = False,
         is_harsh: bool | None = None,
     ) -> T:
-        """One call: an effect, with whatever this world does before and after it. A write is an
-        effect upon rows, after which somebody looks at them."""
+        """Performs one call, with the faults of this world before and after it.
+
+        `is_write` means that the call may change rows: the monitor then checks them. `has_effect`
+        means that it changes something else, so the process may be killed after it.
+        """
         is_harsh = self.is_harsh if is_harsh is None else is_harsh
         await self._wait()
         self.watcher.called()
@@ -138,7 +151,8 @@ class ProcessFaults:
         return answer
 
     def failed(self, call: str, how: str) -> None:
-        """The world made a call fail. There are many such: a reader looks at some of them."""
+        """Notes a call that an injected fault made fail. A summary of the trace shows only some of
+        these lines."""
         self.trace.note(self.name, call, how, is_minor=True, is_fault=True)
 
     def _refuse_storage(self, name: str, method: str) -> None:
@@ -168,7 +182,7 @@ class ProcessFaults:
             raise
 
     def _latencies(self) -> tuple[float, float]:
-        """How long it takes until the effect, and from there to the answer."""
+        """The delays before the effect of a call, and between the effect and the answer."""
         if self.faults.strikes(Fault.CALL_SLOW):
             long_s, share = self.random.uniform(*SLOW_S), self.random.random()
             return long_s * share, long_s * (1.0 - share)
@@ -182,14 +196,15 @@ class ProcessFaults:
 
 
 def _is_the_worlds(error: Exception) -> bool:
-    """Whether a call failed by what an engine does in bad times; else the error is an answer."""
+    """Whether the error is a failure of the engine rather than an answer, such as a failed
+    condition."""
     if isinstance(error, AwsError):
         return is_refused_for_now(error) or is_unknown(error)
     return isinstance(error, NoResponse | Unavailable | OSError)
 
 
 Enter = Callable[[ProcessFaults, str, Callable[[], Awaitable[Any]]], Awaitable[Any]]
-"""How a call of a port gets to the engine."""
+"""How a call of a wrapped port reaches the engine."""
 
 
 class _Guarded:
@@ -257,7 +272,8 @@ def _guarded_call(target: Callable[..., Any], call: str, life: ProcessFaults, en
 async def _receive(
     life: ProcessFaults, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Queues promise little: empty hands from a full queue, and messages that come twice."""
+    """A queue may return nothing although it has messages, return messages too early or too late,
+    and deliver a message twice."""
     if life.faults.strikes(Fault.FALSE_EMPTY):
         return []
     if life.faults.strikes(Fault.EARLY_RETURN):

@@ -1,4 +1,4 @@
-"""The clocks on the walls of a simulated world: each a little wrong in its own way."""
+"""The wall clocks of simulated processes, which may be wrong, drift and leap."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 import trio
 
+# An arbitrary start of wall time (November 2023), so that times in a trace look like real ones.
 EPOCH_S = 1_700_000_000.0
 
 
 @dataclass(slots=True)
 class WallClock:
-    """Epoch seconds by virtual time; `offset_s` and `drift` are how wrong it is."""
+    """Wall time in seconds since 1970, derived from virtual time; `offset_s` and `drift` are its
+    error."""
 
     offset_s: float = 0.0
     drift: float = 0.0
@@ -21,7 +23,7 @@ class WallClock:
         return EPOCH_S + passed_s * (1.0 + self.drift) + self.offset_s
 
     def steady(self) -> float:
-        """What no step, offset or drift of the wall clock reaches."""
+        """A clock that no step, offset or drift changes."""
         return EPOCH_S + trio.current_time()
 
     def step(self, seconds: float) -> None:
