@@ -1,4 +1,5 @@
-"""Models of DynamoDB, SQS, S3 and Redis, at their best until a Pessimism says otherwise."""
+"""Models of DynamoDB, SQS, S3 and Redis. They have no faults until their `FaultRates` say
+otherwise."""
 
 from __future__ import annotations
 

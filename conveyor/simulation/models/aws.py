@@ -1,4 +1,4 @@
-"""AwsModel: DynamoDB, SQS and S3 of one world, as a transport for any number of clients."""
+"""The modelled AWS account: DynamoDB, SQS and S3, as a transport for any number of clients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from conveyor.simulation.models.network import Network
 from conveyor.simulation.models.s3 import S3Model
 from conveyor.simulation.models.sqs import SqsModel
 
+# A client gives up on a server that has sent nothing for this long.
 SILENCE_S_MAX = 60.0
+# The size of the pieces in which a body is read.
 PIECE_BYTES = 256 * 1024
 
 _BROKEN = partial(AwsError, "InternalServerError", "something broke", status=500)
@@ -45,7 +47,8 @@ class Service(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class AwsModel:
-    """See AwsTransport. `clock` is the services' own; processes may have others."""
+    """Implements AwsTransport and Presigner. `clock` is that of the services; processes may have
+    others."""
 
     clock: Clock
     fault_source: FaultSource
@@ -72,7 +75,7 @@ class AwsModel:
             params = {**params, "Body": b"".join([piece async for piece in body])}
         slow_s = self._slow_s() if service == "s3" else 0.0
         waits_s = float(params.get("WaitTimeSeconds", 0))
-        # No client listens for ever to a server that says nothing.
+        # A client does not wait longer than this for a silent server.
         patience_s = min(deadline_s, SILENCE_S_MAX + waits_s)
         return await self._network.travel(
             self._network.trip(patience_s, slow_s=slow_s),
@@ -91,13 +94,13 @@ class AwsModel:
         yield {**answer, "Body": self._pieces(answer.get("Body", b""))}
 
     async def presign(self, operation: str, params: Params, *, expires_s: int) -> str:
-        """See Presigner; the URL is answered by `s3.handle`."""
+        """Implements Presigner; `s3.handle` answers requests to the URL."""
         await trio.lowlevel.checkpoint()
         return self.s3.presign(operation, params, expires_s=expires_s)
 
     def land(self) -> None:
-        """Does what was under way when its caller gave up, as far as it has arrived; calls do so
-        anyway."""
+        """Applies the effects of calls whose callers gave up, if the requests have arrived by now.
+        Every call does this first."""
         self._network.land()
 
     def _slow_s(self) -> float:
@@ -106,7 +109,7 @@ class AwsModel:
         return self.fault_source.seconds(faults.slow_s) if is_slow else 0.0
 
     async def _pieces(self, body: bytes) -> AsyncGenerator[bytes, None]:
-        """The body; now and then the connection breaks somewhere in it."""
+        """Yields the body in pieces; sometimes the connection breaks within it."""
         end = len(body) + 1
         if self.fault_source.strikes(
             "s3.broken_read", self.fault_source.pessimism.s3.broken_read_rate

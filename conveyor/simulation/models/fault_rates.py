@@ -1,8 +1,7 @@
-"""Pessimism: how badly the modelled services behave, as rates and bounds
-(docs/simulator.md, Models).
+"""Fault rates: how often, and how badly, the modelled services fail (docs/simulator.md, Models).
 
-A rate is a probability for each occasion. Everything is off by default: the services are then as
-good as the real ones ever are.
+A rate is a probability per occasion. All rates are 0 by default: the models then behave as well as
+the real services ever do.
 """
 
 from __future__ import annotations
@@ -10,13 +9,13 @@ from __future__ import annotations
 import msgspec
 
 Span = tuple[float, float]
-"""Seconds, from the least to the most."""
+"""A range of seconds: minimum and maximum."""
 
 _DAY_S = 24 * 3600.0
 
 
 class CallFaults(msgspec.Struct, frozen=True, kw_only=True):
-    """Of any call, to any service. `latency_s` is what every call takes, and no fault."""
+    """Faults of every call to every service. `latency_s` is the normal latency and no fault."""
 
     latency_s: Span = (0.0, 0.0)
     refused_rate: float = 0.0
@@ -30,7 +29,7 @@ class CallFaults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CapacityLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Units a second: of one partition key, and of a table that is still cold."""
+    """Units per second: of one partition key, and of a table that is still cold."""
 
     partition_writes: float = 1000.0
     partition_reads: float = 3000.0
@@ -39,8 +38,13 @@ class CapacityLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DynamoFaults(msgspec.Struct, frozen=True, kw_only=True):
-    """No `capacity` means that there is no end to it. A transaction holds its items against others
-    for up to `conflict_s`."""
+    """`capacity` None means unlimited. A transaction holds its items against others for up to
+    `conflict_s`.
+
+    `in_progress_rate`: a repeated transaction is answered TransactionInProgressException.
+    `never_expires_rate`: an expired item is never removed. `short_page_rate`: a page ends early,
+    perhaps empty.
+    """
 
     capacity: CapacityLimits | None = None
     throttled_shard_rate: float = 0.0
@@ -60,8 +64,10 @@ class DynamoFaults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SqsFaults(msgspec.Struct, frozen=True, kw_only=True):
-    """`visibility_drift` is the share by which a message may be back too early or too late.
-    Garbage is what somebody else sends to a queue of ours, when we do."""
+    """`undead_rate`: a deleted message is delivered again. `ghost_rate`: a removed queue goes on
+    accepting messages, which are lost. `unseen_rate`: a new queue cannot be used yet.
+    `visibility_drift` is the fraction by which a message may reappear too early or too late.
+    `garbage_rate`: a foreign message is sent to the queue together with one of ours."""
 
     duplicate_rate: float = 0.0
     undead_rate: float = 0.0
@@ -82,7 +88,8 @@ class SqsFaults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class S3Faults(msgspec.Struct, frozen=True, kw_only=True):
-    """`page_keys_max` is how many keys a short list shows."""
+    """`left_open_rate`: an upload in parts is not removed when it is aborted. `page_keys_max` is
+    the number of keys in a truncated list."""
 
     slow_down_rate: float = 0.0
     slow_rate: float = 0.0
@@ -96,7 +103,9 @@ class S3Faults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RedisFaults(msgspec.Struct, frozen=True, kw_only=True):
-    """Down, failover and split brain come at a rate for each call, and last for a while."""
+    """`down_rate`, `failover_rate` and `split_rate` apply to each call; the fault then lasts for a
+    while. `split_rate`: two primaries exist, and each connection reaches one of them. `deaf_rate`:
+    a subscriber is disconnected after a message."""
 
     down_rate: float = 0.0
     down_s: Span = (0.0, 600.0)
@@ -112,6 +121,8 @@ class RedisFaults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FaultRates(msgspec.Struct, frozen=True, kw_only=True):
+    """The fault rates of all modelled services of a world."""
+
     calls: CallFaults = CallFaults()
     dynamodb: DynamoFaults = DynamoFaults()
     sqs: SqsFaults = SqsFaults()
@@ -167,4 +178,4 @@ FAULTS = (
     "redis.slow",
     "redis.deaf",
 )
-"""Every fault that the models count, by the name they count it under."""
+"""Every fault that the models count, by its name in reports."""

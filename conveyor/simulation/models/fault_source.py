@@ -1,4 +1,4 @@
-"""Fate: what strikes, when, and how often it has; one for all models of a world."""
+"""Draws the faults of modelled services and counts them; all models of a world share one source."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ T = TypeVar("T")
 
 @dataclass(slots=True, kw_only=True)
 class FaultSource:
-    """`pessimism` may be replaced while the world runs; `fired` counts faults by name."""
+    """`pessimism` has the current fault rates and may be replaced while the world runs. `fired`
+    counts the faults by name."""
 
     random: Random
     pessimism: FaultRates = CALM
@@ -36,7 +37,7 @@ class FaultSource:
         return self.random.uniform(least, most) if most > least else least
 
     def below(self, bound: int) -> int:
-        """A whole number, from 0."""
+        """A random integer from 0 to `bound` - 1."""
         return min(bound - 1, int(self.random.uniform(0.0, bound)))
 
     def one_of(self, options: Sequence[T]) -> T:

@@ -1,7 +1,8 @@
-"""Network: delays and losses of any call between its caller and a service.
+"""Models the network between a caller and a service: delays and losses of requests and responses.
 
-An effect happens at one instant, between a request and an answer that both take time, or get lost.
-A request that is still under way when its caller gives up takes effect nevertheless.
+The effect of a call happens at one instant. The request before it and the response after it both
+take time and may be lost. A request that is still on its way when its caller gives up takes effect
+nevertheless.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Make = Callable[[], Exception]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delay:
-    """How long the request takes, how long the answer does, and how long somebody waits for it."""
+    """How long the request and the response take, and how long the caller waits."""
 
     there_s: float
     back_s: float
@@ -32,8 +33,8 @@ class Delay:
 
 @dataclass(slots=True, kw_only=True)
 class Network:
-    """`errors` are those of the service: of an effect that nobody waits for any more they are
-    nobody's business. `refusals` are said before the effect, `losses` after it."""
+    """`errors` are the exceptions of the service; they are ignored when nobody waits for the effect
+    any more. `refusals` are raised before an effect, `losses` after it."""
 
     clock: Clock
     fault_source: FaultSource
@@ -51,7 +52,8 @@ class Network:
         too_late: Make,
         wait: Callable[[], Awaitable[T]] | None = None,
     ) -> T:
-        """Does it, and answers; `wait` does it where that takes time by itself."""
+        """Makes one call: applies `effect` and returns its answer. `wait` is used instead where the
+        service itself waits, as in a long poll."""
         await trio.lowlevel.checkpoint()
         self.land()
         ends_at = trio.current_time() + trip.patience_s
@@ -80,7 +82,8 @@ class Network:
         return Delay(there_s=there_s, back_s=back_s, patience_s=patience_s)
 
     def land(self) -> None:
-        """Does what was under way when its caller gave up, as far as it has arrived."""
+        """Applies the effects of calls whose callers gave up, if the requests have arrived by
+        now."""
         while self._late and self._late[0][0] <= self.clock.now():
             with suppress(*self.errors):
                 heappop(self._late)[2]()

@@ -1,7 +1,8 @@
-"""S3Model: buckets of whole objects, uploads in parts, and links that anybody may use
+"""The modelled S3: buckets of whole objects, multipart uploads, and presigned URLs
 (docs/simulator.md, Models).
 
-An object is its bytes, which nobody changes: a read that has begun goes on with what it began with.
+An object is an immutable byte string: a read that has begun continues with the bytes that it began
+with.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from conveyor.engines.aws_signature import escape_path
 from conveyor.simulation.models.fault_source import FaultSource
 
 URL = "https://s3.test/"
+# The limits of S3 for a list, a bulk delete and the parts of an upload.
 PAGE_KEYS_MAX = 1000
 DELETED_MAX = 1000
 PART_BYTES_MIN = 5 * 1024 * 1024
@@ -30,7 +32,7 @@ _LAST = "\U0010ffff"
 Params = Mapping[str, Any]
 Answer = dict[str, Any]
 Answered = tuple[int, dict[str, str], bytes]
-"""Status, headers by lower-case name, body."""
+"""Status, headers by lower-case name, and body."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ class _Link:
 
 @dataclass(slots=True)
 class S3Model:
-    """`uploads` are those that nobody has finished or given up."""
+    """`uploads` are multipart uploads that were neither completed nor aborted."""
 
     fault_source: FaultSource
     now: Callable[[], float]
@@ -129,7 +131,7 @@ class S3Model:
         return url
 
     def handle(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> Answered:
-        """What S3 answers to whoever has a link; header names are lower-case."""
+        """Answers a request to a presigned URL; header names are lower-case."""
         link = self._links.get(url)
         if link is None or method != {"PutObject": "PUT", "GetObject": "GET"}[link.operation]:
             return _refused(403, "SignatureDoesNotMatch")
@@ -329,7 +331,8 @@ def _md5(body: bytes) -> str:
 
 
 def _range(text: str, size_bytes: int) -> tuple[int, int]:
-    """Where a range begins, and where it is over; the forms that we send."""
+    """The first byte of a range and the byte after its last, for the forms that the engine
+    sends."""
     first, _, last = text.removeprefix("bytes=").partition("-")
     start = int(first)
     end = min(int(last) + 1, size_bytes) if last else size_bytes

@@ -1,7 +1,9 @@
-"""SqsModel: queues as SQS has them where emulators are kind (docs/simulator.md, Models).
+"""The modelled SQS: it behaves like the real service also where emulators are more lenient
+(docs/simulator.md, Models).
 
-A visibility change with a lapsed receipt is granted, and hides the message whoever has it. A delete
-with an old receipt is granted and does nothing. A receipt of another queue is refused.
+A visibility change with an expired receipt succeeds, and hides the message even if another consumer
+has received it. A delete with an old receipt succeeds and does nothing. A receipt of another queue
+is refused.
 """
 
 from __future__ import annotations
@@ -19,11 +21,14 @@ from conveyor.simulation.models.fault_source import FaultSource
 
 URL = "https://sqs.test/000000000000/"
 ARN = "arn:aws:sqs:test:000000000000:"
+# A queue with the name of a removed one cannot be created within this time.
 REMOVED_S = 60.0
+# The limits of SQS.
 ENTRIES_MAX = 10
 BATCH_BYTES_MAX = 256 * 1024
 VISIBILITY_S_MAX = 12 * 3600
 NAME_CHARS_MAX = 80
+# Bodies of foreign messages: invalid JSON, JSON of another shape, and versions that do not exist.
 GARBAGE = (
     "no JSON",
     "[]",
@@ -34,6 +39,7 @@ GARBAGE = (
     '{"v": "1", "ref": null}',
     "\ud7ff\ufffd",
 )
+# So many more messages are taken from a queue to be shuffled.
 _SHUFFLED = 20
 
 Params = Mapping[str, Any]
@@ -52,7 +58,8 @@ class Message:
 
 @dataclass(slots=True)
 class Queue:
-    """`_ready` orders messages by when they are visible; entries of other turns are void."""
+    """`_ready` orders messages by the time at which they become visible. An entry with an old
+    `turn` is void."""
 
     number: int
     attributes: dict[str, str]
@@ -62,7 +69,7 @@ class Queue:
     _ready: list[tuple[float, int, int]] = field(default_factory=list)
 
     def show(self, message: Message, at: float) -> None:
-        """Makes it visible at an instant, and not before."""
+        """Makes the message visible at this instant and not before."""
         message.visible_at, message.turn = at, message.turn + 1
         self.messages[message.number] = message
         heappush(self._ready, (at, message.number, message.turn))
@@ -74,7 +81,7 @@ class Queue:
         return self._ready[0][0] if self._ready else None
 
     def visible(self, now: float) -> Message | None:
-        """Takes the next one that is visible out of the order."""
+        """Removes the next visible message from the order and returns it."""
         self._drop_void()
         if not self._ready or self._ready[0][0] > now:
             return None
@@ -119,7 +126,7 @@ class SqsModel:
         return self._doers[operation](params)
 
     async def poll(self, params: Params) -> Answer:
-        """A receive that waits for something to come."""
+        """A receive that waits until a message is visible or its wait time is over."""
         ends_at = trio.current_time() + params["WaitTimeSeconds"]
         while True:
             answer = self._receive(params)
@@ -207,7 +214,7 @@ class SqsModel:
     def _put(self, url: str, body: str) -> None:
         now = self.now()
         if self._ghosts.get(url, 0.0) > now:
-            return  # Accepted, and gone with the queue.
+            return  # The removed queue accepts the message and loses it.
         queue = self._queue({"QueueUrl": url})
         queue.show(Message(self._next(), body, now, now), now)
         if self.fault_source.strikes("sqs.garbage", self.fault_source.pessimism.sqs.garbage_rate):
@@ -229,7 +236,8 @@ class SqsModel:
         return {"Messages": deliveries} if deliveries else {}
 
     def _taken(self, queue: Queue, now: float, most: int) -> list[Message]:
-        """The messages that are next; of a queue that keeps no order, more than are wanted."""
+        """The next visible messages. If messages are reordered, more than requested, to shuffle
+        them."""
         if self.fault_source.pessimism.sqs.reordered_rate:
             most += _SHUFFLED
         messages: list[Message] = []
@@ -247,7 +255,8 @@ class SqsModel:
         return messages
 
     def _is_kept(self, queue: Queue, message: Message, now: float) -> bool:
-        """Those that are too old go; those that nobody could make sense of go elsewhere."""
+        """Removes messages that are past their retention, and moves those that were received too
+        often to the dead-letter queue; returns whether the message stays."""
         asked_s = float(queue.attributes.get("MessageRetentionPeriod", 4 * 24 * 3600))
         if now - message.sent_at >= min(asked_s, self.fault_source.pessimism.sqs.retention_s_max):
             self.fault_source.count("sqs.retention")
@@ -331,7 +340,7 @@ class SqsModel:
         return self._each(params, change)
 
     def _meant(self, queue: Queue, receipt: str) -> tuple[Message | None, bool]:
-        """The message of a receipt, if it is still there, and whether it is its newest."""
+        """The message of a receipt, if it still exists, and whether the receipt is its newest."""
         parts = receipt.split("-")
         if len(parts) != 3 or parts[0] != str(queue.number):
             raise AwsError("ReceiptHandleIsInvalid", "The input receipt handle is invalid.")

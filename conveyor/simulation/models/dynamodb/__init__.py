@@ -1,4 +1,5 @@
-"""DynamoDB, modelled at the level of its API: tables, indexes, expressions, limits and capacity."""
+"""A model of DynamoDB at the level of its API: tables, indexes, expressions, limits and
+capacity."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Capacity: what one partition key, and a table that is still cold, can take in a second.
+"""Models capacity: how many units per second a partition, and a table that is still cold, can take.
 
-It stands for itself: with no other fault on, it is what a load of writes runs against.
+It is not a random fault: without any other fault, a heavy load is throttled here.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ WRITE_UNIT_BYTES = 1024
 READ_UNIT_BYTES = 4096
 
 Place = tuple[str, str]
-"""A partition, of an index by its name or of the table itself, whose name is empty."""
+"""A partition: the name of its index, empty for the table itself, and its partition key."""
 Units = Mapping[Place, float]
 
+# The partition key under which the level of a whole table or index is kept.
 _ALL = ""
 
 
@@ -34,7 +35,8 @@ def read_units(size_bytes: int, *, is_consistent: bool) -> float:
 
 @dataclass(slots=True)
 class _Level:
-    """The units left of one second. The level may be overdrawn once, and refills all the time."""
+    """A token bucket: the units that are left. A request may overdraw it once; it refills
+    continuously."""
 
     left: float
     at: float
@@ -42,7 +44,8 @@ class _Level:
 
 @dataclass(slots=True)
 class Capacity:
-    """`written` adds up the units of each partition: where the load lies."""
+    """The capacity of one table and its indexes. `written` adds up the units per partition, to show
+    where the load is."""
 
     fault_source: FaultSource
     now: Callable[[], float]
@@ -52,7 +55,8 @@ class Capacity:
     _shut_until: dict[Place, float] = field(default_factory=dict)
 
     def take_writes(self, units: Units) -> str | None:
-        """Takes it all, or answers why not: ProvisionedThroughputExceeded or ThrottlingError."""
+        """Takes all units, or none and returns the reason: ProvisionedThroughputExceeded or
+        ThrottlingError."""
         limits = self.fault_source.pessimism.dynamodb.capacity
         refusal = self._shut(units)
         if refusal is not None or limits is None:
@@ -70,7 +74,8 @@ class Capacity:
         return self._take(self._reads, units, limits.partition_reads, limits.table_reads)
 
     def _shut(self, units: Units) -> str | None:
-        """Now and then a shard is throttled for a while, whatever its load."""
+        """The reason to throttle, if one of the partitions is in a randomly drawn period of
+        throttling."""
         faults = self.fault_source.pessimism.dynamodb
         if not faults.throttled_shard_rate:
             return None
@@ -87,7 +92,8 @@ class Capacity:
     def _take(
         self, levels: dict[Place, _Level], units: Units, partition_max: float, table_max: float
     ) -> str | None:
-        """Indexes warm up as tables do, each for itself."""
+        """Takes the units from the levels of the partitions and of each whole table or index. An
+        index warms up like a table, independently of it."""
         now = self.now()
         demands = [(_level(levels, place, partition_max, now), n) for place, n in units.items()]
         whole = [

@@ -1,4 +1,4 @@
-"""Control: tables made, described and removed, and their expiry."""
+"""The operations on tables: create, describe, delete, and the settings of expiry."""
 
 from __future__ import annotations
 

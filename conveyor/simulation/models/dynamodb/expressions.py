@@ -1,7 +1,6 @@
-"""Expressions: the part of DynamoDB's expression language that the engine uses, compiled once per
-text.
+"""Compiles the part of DynamoDB's expression language that the engine uses, once per text.
 
-An expression outside of that part raises NotModelled, so that no new expression passes unmodelled.
+Any other expression raises NotModelled, so that a new one cannot pass without a model.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _COMPARATORS: dict[str, Callable[[int], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What an expression's marks stand for."""
+    """The values of the placeholders (`#name` and `:value`) of an expression."""
 
     names: Mapping[str, str]
     values: Mapping[str, Attribute]
@@ -66,7 +65,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`targets` are the names that it sets or removes."""
+    """`targets` are the names that the expression sets or removes."""
 
     steps: tuple[Step, ...]
     targets: tuple[str, ...]
@@ -75,7 +74,8 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class KeyCondition:
-    """A partition, and a part of it: `sign` is one of the comparators, BETWEEN or begins_with."""
+    """A partition and a range within it. `sign` is one of the comparators, BETWEEN or
+    begins_with."""
 
     partition: tuple[str, str]
     sort: tuple[str, str, tuple[str, ...]] | None
@@ -126,7 +126,7 @@ def key_condition(text: str) -> KeyCondition:
 
 @lru_cache(maxsize=256)
 def projection(text: str) -> tuple[tuple[str, ...], frozenset[str]]:
-    """The names to show, and the marks among them."""
+    """The attribute names to return, and the placeholders among them."""
     reader = _Reader(text)
     names = [reader.name()]
     while reader.takes(","):
@@ -363,7 +363,7 @@ def _key_part(reader: _Reader) -> tuple[str, str, tuple[str, ...]]:
 
 
 def check_marks(params: Mapping[str, Any], *used: frozenset[str]) -> None:
-    """The service refuses names and values that no expression uses."""
+    """DynamoDB refuses names and values that no expression uses, so this does as well."""
     names = params.get("ExpressionAttributeNames", ())
     unused = {*names, *params.get("ExpressionAttributeValues", ())}.difference(*used)
     if unused:

@@ -1,4 +1,4 @@
-"""Queries: a part of a partition, in order, a page at a time."""
+"""Models queries: the items of a part of a partition, in order, one page at a time."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ _KNOWN = frozenset(
 )
 _NOTHING: Mapping[str, Any] = {}
 _NO_MARKS: frozenset[str] = frozenset()
+# Appended to a sort key, it gives the next possible one.
 _NEXT = "\0"
 _BELOW_ALL, _ABOVE_ALL = "\0", "\U0010ffff"
 
@@ -42,7 +43,8 @@ Params = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What of a partition is asked for: from `first` on, below `end`, in which direction."""
+    """The requested range of a partition: from `first` inclusive to `end` exclusive, and its
+    direction."""
 
     partition: str
     first: Sort
@@ -52,7 +54,8 @@ class _Asked:
 
 @dataclass(slots=True)
 class _Page:
-    """The items of a page and its units; `last` is its last place unless it is the final page."""
+    """A page: its items and size. `last` is the key of its last item, None if it is the final
+    page."""
 
     items: list[Item] = field(default_factory=list)
     scanned: int = 0
@@ -117,7 +120,7 @@ def _scanned(
 
 
 def seen(table: Table, key: Key, *, is_consistent: bool) -> Row | None:
-    """The row, or, for who does not insist, perhaps what it was a moment ago."""
+    """The row. A read that is not consistent may get an older version of it."""
     partition = table.partitions.get(key[0])
     if partition is None:
         return None
@@ -218,6 +221,8 @@ def _rows(
 def _perhaps_stale(
     table: Table, partition: Partition, key_range: _Asked, first: Sort, end: Sort
 ) -> Iterator[tuple[Sort, Row]]:
+    """The rows of a read that is not consistent: older versions, and rows that were removed, may
+    appear."""
     gone = [
         sort_key
         for sort_key in partition.past
@@ -231,7 +236,8 @@ def _perhaps_stale(
 
 
 def _scanned_max(table: Table, params: Params) -> int:
-    """How many rows are looked at; none at all where a page comes back empty for no reason."""
+    """How many rows this page reads at most. With a fault it reads fewer, or none, as DynamoDB
+    may."""
     limit = params.get("Limit")
     if limit is not None and limit < 1:
         raise invalid("Limit must be at least 1")
@@ -258,6 +264,6 @@ def _place(table: Table, index: Index | None, partition: str, sort: Sort) -> Ite
 
 
 def _before(table: Table, index: Index | None, key_range: _Asked) -> Item:
-    """A place ahead of everything: nothing was looked at yet."""
+    """A key before the first one: the page ended before it read any row."""
     edge = _ABOVE_ALL if key_range.is_descending else _BELOW_ALL
     return _place(table, index, key_range.partition, (edge, edge, edge))

@@ -1,4 +1,4 @@
-"""Rows: the items of one partition in the order of their sort keys, and what they were before."""
+"""The items of one partition in the order of their sort keys, and their earlier versions."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from dataclasses import dataclass, field
 from conveyor.engines.aws.client.usage import item_bytes
 from conveyor.simulation.models.dynamodb.values import Item
 
+# Up to this many new keys, inserting each is faster than sorting all.
 _FEW = 64
 
 Sort = tuple[str, ...]
-"""The sort key; in an index the keys of the item follow, for many may share one."""
+"""The sort key of an item. In an index the item's own keys follow it, because several items may
+have the same one."""
 
 
 class Row:
-    """An item with its size. It never changes: a write replaces it."""
+    """An item and its size. A row never changes: a write replaces it."""
 
     __slots__ = ("item", "size_bytes")
 
@@ -27,8 +29,8 @@ class Row:
 
 @dataclass(slots=True)
 class Partition:
-    """`past` keeps what was replaced, with the instant at which it was, as long as somebody may
-    still be shown it."""
+    """`past` has the replaced versions of each item with the time of their replacement, as long as
+    an eventually consistent read may return them."""
 
     rows: dict[Sort, Row] = field(default_factory=dict)
     past: dict[Sort, list[tuple[float, Row | None]]] = field(default_factory=dict)
@@ -56,7 +58,7 @@ class Partition:
         return self.rows.get(sort)
 
     def between(self, first: Sort, end: Sort, *, is_descending: bool) -> Iterator[Sort]:
-        """The sort keys from `first` on that are below `end`."""
+        """The sort keys from `first` inclusive to `end` exclusive."""
         order = self._sorted()
         at, stop = bisect_left(order, first), bisect_left(order, end)
         span = range(stop - 1, at - 1, -1) if is_descending else range(at, stop)

@@ -1,7 +1,7 @@
-"""DynamoModel: the operations on items that we use, each done at one instant
+"""The operations of DynamoDB that the engine uses on items; each takes effect at one instant
 (docs/simulator.md, Models).
 
-Parameters that it does not know raise NotModelled: what is asked of DynamoDB is never passed over.
+Unknown parameters raise NotModelled, so that no part of a request is ignored.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from conveyor.simulation.models.dynamodb.values import Item, NotModelled, check_
 from conveyor.simulation.models.dynamodb.writes import REFUSED, Write, checked_write, throttled
 from conveyor.simulation.models.fault_source import FaultSource
 
+# The limits of DynamoDB for a BatchGetItem, a BatchWriteItem and one response.
 READ_MAX = 100
 WRITTEN_MAX = 25
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
@@ -201,7 +202,7 @@ class DynamoModel:
 
 
 def consumed(params: Params, units: float, answer: Answer) -> Answer:
-    """The answer, with what it took if somebody asked."""
+    """Adds the consumed capacity to the answer, if the request asks for it."""
     if params.get("ReturnConsumedCapacity", "NONE") == "NONE":
         return answer
     name = params.get("TableName")

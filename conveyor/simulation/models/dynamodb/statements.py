@@ -1,4 +1,4 @@
-"""Statements: INSERT of PartiQL in batches, each statement judged by itself."""
+"""Models batches of PartiQL INSERT statements; each statement succeeds or fails by itself."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from conveyor.simulation.models.dynamodb.tables import Table
 from conveyor.simulation.models.dynamodb.values import Item, NotModelled, check_known, invalid
 from conveyor.simulation.models.dynamodb.writes import Write, checked_write
 
+# The limits of DynamoDB for a batch and for one statement.
 STATEMENTS_MAX = 25
 STATEMENT_CHARS_MAX = 8192
 
@@ -25,7 +26,8 @@ Answer = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Statements:
-    """`is_held` says whether a transaction holds an item, `is_left` whether a fault leaves one."""
+    """`is_held` returns whether a transaction holds an item; `is_left` draws whether a fault leaves
+    a statement undone."""
 
     table: Callable[[str], Table]
     capacity: Callable[[str], Capacity]
@@ -33,7 +35,7 @@ class Statements:
     is_left: Callable[[], bool]
 
     def run(self, params: Params) -> tuple[list[Answer], float]:
-        """The answers, one for each statement, and the units of all."""
+        """The answers, one per statement, and the units of all of them."""
         statements = params["Statements"]
         if not 1 <= len(statements) <= STATEMENTS_MAX:
             raise invalid(f"1 to {STATEMENTS_MAX} statements make a batch")
@@ -59,7 +61,8 @@ class Statements:
         return answers, total
 
     def _refusal(self, name: str, write: Write, units: Mapping[Any, float]) -> str | None:
-        """The service takes the units of an INSERT that it refuses for an item that is there."""
+        """The error code of a statement, or None. As in DynamoDB, an INSERT that is refused because
+        the item exists still consumes its units."""
         if self.is_held(name, write.key):
             return "TransactionConflict"
         if self.is_left():

@@ -1,4 +1,4 @@
-"""Tables: items by key, their indexes, which may be late, and their expiry, which may be later."""
+"""Models tables: items by key, indexes that may lag behind, and expiry that may happen late."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from conveyor.simulation.models.dynamodb.rows import Partition, Row, Sort
 from conveyor.simulation.models.dynamodb.values import Item, NotModelled, invalid
 from conveyor.simulation.models.fault_source import FaultSource
 
+# The limit of DynamoDB for one item.
 ITEM_BYTES_MAX = 400 * 1024
 
 Key = tuple[str, str]
@@ -18,7 +19,8 @@ Key = tuple[str, str]
 
 @dataclass(slots=True)
 class Lateness:
-    """Of one item in an index: what it shows, and how much of what came after is not there yet."""
+    """The lag of an index for one item: the version that it shows, and the number of later changes
+    that it does not show yet."""
 
     visible: Row | None
     due_at: float = 0.0
@@ -27,7 +29,7 @@ class Lateness:
 
 @dataclass(slots=True)
 class Index:
-    """`shows` is which attributes of an item it has; None is all."""
+    """`shows` has the attributes that the index contains; None means all."""
 
     name: str
     pk: str
@@ -37,7 +39,8 @@ class Index:
     late: dict[Key, Lateness] = field(default_factory=dict)
 
     def entry(self, row: Row | None, key: Key) -> tuple[str, Sort] | None:
-        """Where the index shows the row."""
+        """The partition and sort key of the row in the index; None if the index does not contain
+        it."""
         if row is None or self.pk not in row.item or self.sk not in row.item:
             return None
         item = row.item
@@ -65,8 +68,8 @@ class Index:
 
 @dataclass(slots=True)
 class Table:
-    """Indexes are brought up to date by `settle`: a write only says when that is due. `written`
-    collects the keys of rows that were, for those who look again and again, and clear it."""
+    """One table. A write schedules when the indexes show it, and `settle` applies what is due.
+    `written` collects the keys of written rows; a reader that polls for changes clears it."""
 
     definition: Mapping[str, Any]
     fault_source: FaultSource
@@ -113,7 +116,7 @@ class Table:
                     raise invalid(f"Type mismatch for Index Key {part}, or it is empty")
 
     def put(self, key: Key, row: Row | None) -> None:
-        """Writes the row, or removes it."""
+        """Writes the row, or removes it if `row` is None."""
         old, partition, sort = self.get(key), self.partition(key[0]), (key[1],)
         faults = self.fault_source.pessimism.dynamodb
         if faults.stale_read_rate:
@@ -126,7 +129,7 @@ class Table:
             self._expire_later(key, row)
 
     def settle(self) -> None:
-        """Shows what is due in the indexes, and drops what has expired."""
+        """Shows changes that are due in the indexes, and removes expired rows."""
         now = self.now()
         while self._late and self._late[0][0] <= now:
             _, _, name, key, row = heappop(self._late)
@@ -136,8 +139,8 @@ class Table:
             late.visible, late.count = row, late.count - 1
             if not late.count:
                 del index.late[key]
-        # Not those of this very instant: a row expires when its instant has passed, and would only
-        # be queued again.
+        # A row expires after its instant has passed. Rows of this very instant would only be
+        # scheduled again.
         while self._expiring and self._expiring[0][0] < now:
             self._expire(heappop(self._expiring)[2], now)
 
@@ -149,7 +152,8 @@ class Table:
             return
         late = index.late.setdefault(key, Lateness(old))
         due_at = self.now() + (self.fault_source.seconds(faults.late_index_s) if is_late else 0.0)
-        # Changes of one item keep their order; those of others overtake them.
+        # An index shows the changes of one item in their order; changes of other items may appear
+        # before them.
         late.due_at, late.count = max(due_at, late.due_at), late.count + 1
         self._number += 1
         heappush(self._late, (late.due_at, self._number, index.name, key, new))
@@ -179,7 +183,7 @@ class Table:
             self._expire_later(key, row)
 
     def _instant(self, row: Row) -> float | None:
-        """When a row expires. The service passes over what is no number."""
+        """The instant at which a row expires. DynamoDB ignores values that are no numbers."""
         if self.expiry is None or "N" not in row.item.get(self.expiry, ()):
             return None
         return float(row.item[self.expiry]["N"])

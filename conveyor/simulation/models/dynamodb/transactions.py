@@ -1,4 +1,5 @@
-"""Transactions: all or nothing, once for each token, and in the way of each other."""
+"""Models transactions: they write all items or none, are applied once per token, and conflict with
+each other."""
 
 from __future__ import annotations
 
@@ -18,6 +19,8 @@ from conveyor.simulation.models.dynamodb.values import invalid
 from conveyor.simulation.models.dynamodb.writes import Write, checked_write
 from conveyor.simulation.models.fault_source import FaultSource
 
+# The limits of DynamoDB for a transaction: its items, its bytes, and how long a token is
+# remembered.
 ITEMS_MAX = 100
 BYTES_MAX = 4 * 1024 * 1024
 TOKEN_S = 600.0
@@ -32,7 +35,8 @@ Spot = tuple[str, Key]
 
 @dataclass(slots=True)
 class Transactions:
-    """`_held` are the items of transactions that others still see as under way."""
+    """`_held` are the items that a recent transaction still holds, each with the instant at which
+    that ends."""
 
     fault_source: FaultSource
     now: Callable[[], float]
@@ -138,7 +142,8 @@ class Transactions:
     def _take(
         self, places: Sequence[Spot], tables: Sequence[Table], writes: Sequence[Write]
     ) -> dict[str, float]:
-        """Twice the units: DynamoDB prepares every write before it makes it."""
+        """Takes twice the units of the writes: DynamoDB prepares every write of a transaction
+        before it makes it."""
         units_by_table: dict[str, dict[Place, float]] = {}
         for (name, _), table, write in zip(places, tables, writes, strict=True):
             units = units_by_table.setdefault(name, {})

@@ -1,4 +1,4 @@
-"""Values: attributes as DynamoDB checks, weighs, compares and adds them."""
+"""Attribute values: how DynamoDB validates, compares and adds them, and its errors."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from conveyor.engines.aws.errors import AwsError
 Attribute = Mapping[str, Any]
 Item = dict[str, Attribute]
 
+# The precision and the range of DynamoDB's numbers.
 _EXACT = Context(prec=38)
 _EXPONENT_MAX = 125
 _ORDERED = frozenset({"S", "N", "B"})
 
 
 class NotModelled(NotImplementedError):
-    """A request that the real service may know, and this model does not."""
+    """The real service may know this request, but the model does not."""
 
 
 def invalid(message: str) -> AwsError:
@@ -31,7 +32,7 @@ def check_known(what: str, params: Mapping[str, Any], known: frozenset[str]) -> 
 
 
 def checked(item: Mapping[str, Attribute]) -> Item:
-    """The item as the service keeps it: numbers in their shortest form."""
+    """The item as DynamoDB stores it: numbers in their shortest form."""
     valid: Item = {}
     for name, value in item.items():
         valid[name] = value if "S" in value and len(value) == 1 else _checked(value)
@@ -58,7 +59,7 @@ def _checked(value: Attribute) -> Attribute:
 
 
 def shortest(text: str) -> str:
-    """A number as it comes back: no zeros around it, and no exponent."""
+    """A number as DynamoDB returns it: without superfluous zeros and without an exponent."""
     if text.isdigit() and (text[0] != "0" or text == "0"):
         return text
     number = _number(text)
@@ -89,8 +90,8 @@ def is_equal(one: Attribute | None, other: Attribute | None) -> bool:
 
 
 def compared(one: Attribute | None, other: Attribute | None) -> int | None:
-    """Below, at or above zero as the first is below, at or above the other; None where there is
-    no order: they are of different types, or one is not there."""
+    """Negative, zero or positive, as the first value is less than, equal to or greater than the
+    second. None if they have no order: their types differ, or one is missing."""
     if one is None or other is None:
         return None
     ((kind, left),) = one.items()
@@ -103,7 +104,7 @@ def compared(one: Attribute | None, other: Attribute | None) -> int | None:
 
 
 def added(one: Attribute | None, delta: Attribute) -> Attribute:
-    """The sum, where nothing counts as zero."""
+    """The sum. A missing value counts as 0."""
     if "N" not in delta or (one is not None and "N" not in one):
         raise invalid("An operand in the update expression has an incorrect data type")
     start = Decimal(0) if one is None else _number(one["N"])

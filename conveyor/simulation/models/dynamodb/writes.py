@@ -1,4 +1,4 @@
-"""Writes: one change of one item, checked and reckoned, but not made yet."""
+"""Models one write of one item: it is validated and computed here, and applied by the caller."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ _NO_MARKS: frozenset[str] = frozenset()
 
 @dataclass(slots=True)
 class Write:
-    """`new` is what is there afterwards, if `fits`: its condition holds. `fault` is what is wrong
-    with the result, if something is."""
+    """A write that can be applied. `new` is the row afterwards. `fits` says whether its condition
+    holds. `fault` is the error if the result would be invalid."""
 
     kind: str
     key: Key
@@ -52,7 +52,8 @@ class Write:
     fault: AwsError | None = None
 
     def units(self, table: Table) -> dict[Place, float]:
-        """What it takes of which partition: a change of an index's key is a removal, too."""
+        """The units that the write consumes per partition. If the key of an index entry changes,
+        the index removes one entry and adds another."""
         old_bytes = 0 if self.old is None else self.old.size_bytes
         new_bytes = 0 if self.new is None else self.new.size_bytes
         units = {(TABLE, self.key[0]): write_units(max(old_bytes, new_bytes))}
@@ -82,7 +83,8 @@ class Write:
 
 
 def checked_write(table: Table, kind: str, params: Mapping[str, Any]) -> Write:
-    """AwsError when the request itself makes no sense."""
+    """Checks the request and computes the write; raises AwsError if the request itself is
+    invalid."""
     check_known(kind, params, _KNOWN)
     key = table.key_of(params["Item"] if kind == "Put" else params["Key"])
     if kind != "Put" and len(params["Key"]) != 2:

@@ -1,9 +1,10 @@
-"""The server: committed rows, sessions with their uncommitted ones, and row locks
-(docs/simulator.md, Model of PostgreSQL).
+"""The modelled PostgreSQL server: committed rows, sessions with their uncommitted rows, and row
+locks (docs/simulator.md, Model of PostgreSQL).
 
-READ COMMITTED, as the engine uses it: a statement sees what was committed when it reads a row, and
-what its own transaction wrote. Whoever changes or locks a row waits for its holder, up to the lock
-timeout. Who would wait in a circle gets a deadlock. A call of a client that is gone goes on.
+It has READ COMMITTED, as the engine uses it: a statement sees the rows that are committed when it
+reads them, and those that its own transaction wrote. A session that changes or locks a row waits
+for the holder of the row's lock, up to the lock timeout. A wait that would close a circle fails as
+a deadlock. A call goes on when its client has disconnected.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ Address = tuple[str, tuple[Any, ...]]
 Execute = Callable[["Session", Statement], Awaitable[Answer]]
 
 LOCK_TIMEOUT, STATEMENT_TIMEOUT, ABORTED = "55P03", "57014", "25P02"
-#: Tables without a log: a crash empties them.
+#: Unlogged tables: a crash empties them.
 UNLOGGED = frozenset({"leases", "host_pools", "status_reports"})
 
 
 class Faults(msgspec.Struct, frozen=True, kw_only=True):
-    """How often a call of a client is disturbed. `lost_commit` loses the connection at a COMMIT,
-    which then has happened or not; `crash` ends the server, which starts again at once."""
+    """The probability per call of each disturbance. `lost_commit` loses the connection at a COMMIT,
+    which then has or has not happened; `crash` ends the server, which restarts at once."""
 
     cut: float = 0.0
     lost_commit: float = 0.0
@@ -49,7 +50,7 @@ CALM = Faults()
 
 
 class Refused(Exception):
-    """A statement failed; the code is that of PostgreSQL."""
+    """A statement failed; `sqlstate` is the code of PostgreSQL."""
 
     def __init__(self, sqlstate: str) -> None:
         super().__init__(sqlstate)
@@ -58,8 +59,8 @@ class Refused(Exception):
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One connection of a client. `written` are the rows of its open transaction; None is a row
-    that it deleted."""
+    """The session of one connection. `written` has the rows of its open transaction; None is a
+    deleted row."""
 
     server: Server
     written: dict[Address, Row | None] = field(default_factory=dict)
@@ -96,7 +97,7 @@ class Session:
         await self.server.lock(self, (table, key))
 
     def is_free(self, table: str, key: tuple[Any, ...]) -> bool:
-        """Whether SKIP LOCKED would not skip it."""
+        """Whether another session holds no lock on the row, so that SKIP LOCKED would return it."""
         return self.server.holders.get((table, key), self) is self
 
     def number(self) -> int:
@@ -117,7 +118,8 @@ class Server:
     _waiting: dict[Session, Session] = field(default_factory=dict)
     _released: trio.Event = field(default_factory=trio.Event)
     _sessions: set[Session] = field(default_factory=set)
-    # What commits without waiting for the disk replaced, since the last commit that waited.
+    # The previous versions of rows that commits with synchronous_commit=off replaced, since the
+    # last durable commit.
     _unsynced: list[tuple[Address, Row | None]] = field(default_factory=list)
 
     def connect(self) -> Session:
@@ -126,7 +128,8 @@ class Server:
         return session
 
     def crash(self) -> None:
-        """Ends every session. What was not yet on the disk is lost, and so are unlogged tables."""
+        """Ends every session. Commits that were not durable are undone, and unlogged tables are
+        emptied."""
         for session in list(self._sessions):
             self.close(session)
         for (table, key), row in reversed(self._unsynced):
@@ -141,7 +144,8 @@ class Server:
         self._end(session)
 
     async def call(self, session: Session, statements: Sequence[Statement]) -> list[Answer]:
-        """Everything between two Syncs, in a task of the server. Raises what a client gets."""
+        """Runs all statements between two Syncs of the protocol, in a task of the server; raises
+        what a client would get."""
         session.calls_count += 1
         await self._delay()
         if session.is_lost:
@@ -207,7 +211,7 @@ class Server:
             raise OperationalError("the server closed the connection")
         if self._strikes("statement_timeout", faults.statement_timeout):
             self._refuse(session, STATEMENT_TIMEOUT)
-        # Only a transaction of several steps can get into the way of another.
+        # Only a transaction of several statements can conflict with another one.
         if not session.is_open and BEGIN not in statements:
             return
         if self._strikes("serialization", faults.serialization):
@@ -252,7 +256,7 @@ class Server:
         released.set()
 
     async def _end_idle(self, session: Session, calls_count: int) -> None:
-        """A client that does not go on loses its transaction, and its connection."""
+        """Closes the session of a client that leaves its transaction idle for too long."""
         await trio.sleep(IDLE_IN_TRANSACTION_MS / 1000)
         if session.is_open and session.calls_count == calls_count:
             self.close(session)
@@ -277,7 +281,7 @@ class Server:
 
 
 def server_error(sqlstate: str) -> Error:
-    """The error of psycopg for a statement that the server refused."""
+    """The psycopg error for a statement that the server refused."""
     kind = psycopg_errors.lookup(sqlstate)
     diag = SimpleNamespace(severity_nonlocalized="ERROR")
     kind_with_state = type(kind.__name__, (kind,), {"diag": diag, "sqlstate": sqlstate})
@@ -286,8 +290,8 @@ def server_error(sqlstate: str) -> Error:
 
 
 class ModelConnection:
-    """What the pool of the engine uses as a connection. `is_alive` is False once the process has
-    died: nothing that it sends reaches the server."""
+    """A connection for the engine's pool. `is_alive` returns False once the process is dead: then
+    nothing reaches the server."""
 
     def __init__(self, server: Server, is_alive: Callable[[], bool]) -> None:
         self._server = server
@@ -327,7 +331,7 @@ class ModelConnection:
         return call.unwrap()
 
     async def finish(self) -> None:
-        """Completes a call whose task was cancelled, and rolls its transaction back."""
+        """Waits for a call whose task was cancelled, and rolls its transaction back."""
         if self._call is not None:
             await self._call.done.wait()
             self._call = None

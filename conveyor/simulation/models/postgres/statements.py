@@ -1,7 +1,9 @@
-"""The statements of the engine, executed on the model (docs/simulator.md, Model of PostgreSQL).
+"""Executes the statements of the Postgres engine on the model (docs/simulator.md, Model of
+PostgreSQL).
 
-Statements on rows have few shapes, which are parsed. Those of queues and leases are known by their
-text. A statement of another shape is an error, so that no new one goes without a model.
+Statements on rows have few shapes, which are parsed. Statements on queues and leases are recognised
+by their exact text. Any other statement raises an error, so that a new one cannot pass without a
+model.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "messages": ("message_id",),
 }
 _TASKS = TABLES[TaskKey]
-# A long run has a table of its own, with the run's id in its name.
+# A long run has a table of its own, with the run id in its name.
 _PLACE = r'(?:ONLY )?"?(?P<table>\w+)"?'
 _SELECT = re.compile(
     rf"SELECT (?P<columns>.+?) FROM {_PLACE} WHERE (?P<where>.+?)"
@@ -88,7 +90,7 @@ async def execute(session: Session, statement: Statement) -> Answer:
 
 
 def _stored(value: Any) -> Any:
-    """What the server stores: neither NUL characters nor lone surrogates."""
+    """The value as the server stores it: it accepts neither NUL characters nor lone surrogates."""
     if isinstance(value, str):
         return value.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
     if isinstance(value, list | tuple):
@@ -96,7 +98,7 @@ def _stored(value: Any) -> Any:
     return value
 
 
-# Shapes: statements on rows.
+# Statements on rows, recognised by their shape.
 
 
 def _require_table(session: Session, table: str, act: Any) -> None:
@@ -214,7 +216,7 @@ _SHAPES = (
 
 
 def _matching(session: Session, table: str, where: str, params: Params) -> list[Key]:
-    """The keys of the rows that match, in the order of keys."""
+    """The keys of the matching rows, in order."""
     holds = _holds(where)
     return sorted(key for key, row in session.rows(table) if holds(row, params, session))
 
@@ -286,7 +288,7 @@ def _condition(parts: Mapping[str, str | None]) -> _Holds:
     )
 
 
-# Statements of the queue, which are known by their text.
+# Statements of the queue, recognised by their text.
 
 
 class _Message(NamedTuple):
@@ -307,7 +309,7 @@ def _messages(session: Session, queue_id: Any) -> list[_Message]:
 
 async def _open(session: Session, params: Params) -> list[tuple[Any, ...]]:
     for run_id in params[0]:
-        # The unique index of runs: who comes second waits, and then finds the queue.
+        # As with the unique index on run_id: a second session waits here, and then finds the queue.
         await session.lock("queue of run", (run_id,))
         if _queue_of(session, run_id) is None:
             key = (session.number(),)
@@ -350,7 +352,7 @@ async def _receive(session: Session, params: Params) -> list[tuple[Any, ...]]:
 
 
 async def _held(session: Session, params: Params) -> list[_Message]:
-    """Locks the messages whose receipts are valid."""
+    """Locks the messages whose receipts are valid, and returns them."""
     held = []
     for message_id, receives in zip(params[0], params[1], strict=True):
         await session.lock("messages", (message_id,))
@@ -429,11 +431,11 @@ async def _be_quick(session: Session, params: Params) -> list[tuple[Any, ...]]:
     return [("off",)]
 
 
-# Statements of the coordinator.
+# Statements of the coordinator, recognised by their text.
 
 
 def _leases(session: Session, at: float, **where: Any) -> list[tuple[Key, Row]]:
-    """The live leases with these values."""
+    """The live leases with these column values."""
     return [
         (key, row)
         for key, row in session.rows("leases")

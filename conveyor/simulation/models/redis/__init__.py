@@ -1,4 +1,4 @@
-"""Redis, modelled: our own scripts run as they are, over the few commands that they use."""
+"""A model of Redis: it runs the engine's own Lua scripts over the few commands that they use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keyspace: what one Redis holds, and the commands that our scripts use."""
+"""The data of one Redis server, and the commands that the engine's scripts use."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 Value = str | dict[str, Any]
 Reply = str | int | list[str] | bool
-"""As a script sees it: nothing is False."""
+"""A reply as a script sees it: a missing value is False."""
 
 
 @dataclass(slots=True)
 class Keyspace:
-    """`undo` is how the writes of the last `kept_s` are taken back, newest last."""
+    """`undo` has what each write of the last `kept_s` seconds replaced, the newest last."""
 
     now: Callable[[], float]
     kept_s: float
@@ -37,7 +37,8 @@ class Keyspace:
         self.dies_at.pop(key, None)
 
     def take_back(self, lost_s: float) -> None:
-        """Undoes the last writes, as a replica that has not seen them."""
+        """Undoes the writes of the last `lost_s` seconds: a replica that did not receive them
+        became the primary."""
         since = self.now() - lost_s
         while self.undo and self.undo[-1][0] > since:
             _, key, value, dies_at = self.undo.pop()

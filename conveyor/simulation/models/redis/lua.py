@@ -1,4 +1,4 @@
-"""Lua: scripts as a Redis runs them, with its conversions there and back."""
+"""Runs Lua scripts with the type conversions of Redis."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Call = Callable[..., Reply]
 
 
 class Lua:
-    """Compiles a script once, however many servers run it."""
+    """Compiles each script once for all servers."""
 
     def __init__(self) -> None:
         self._lua = lua51.LuaRuntime(register_eval=False, register_builtins=False)
@@ -41,7 +41,8 @@ def _argument(value: str | float) -> str:
 
 
 def _answer(value: Any) -> Any:
-    """Numbers lose their fraction, lists end at the first gap, and false is nothing."""
+    """Converts a Lua value to a reply as Redis does: numbers lose their fraction, a list ends at
+    its first nil, and false becomes nil."""
     if lua51.lua_type(value) == "table":
         answers = []
         for number in range(1, len(value) + 1):

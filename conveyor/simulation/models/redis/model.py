@@ -1,4 +1,4 @@
-"""RedisModel: one Redis of a world, its replica, and the links of processes to it
+"""The modelled Redis: one primary, its failovers, and the connections of processes to it
 (docs/simulator.md, Models)."""
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from conveyor.simulation.models.network import Network
 from conveyor.simulation.models.redis.keyspace import Keyspace
 from conveyor.simulation.models.redis.lua import Lua
 
+# Longer than a failover loses writes (`RedisFaults.failover_lost_s`).
 KEPT_S = 30.0
+# The number of unread messages after which a subscriber is disconnected.
 HEARD_MAX = 1000
 
 T = TypeVar("T")
@@ -30,8 +32,8 @@ _SILENT = partial(TimeoutError, "no answer")
 
 @dataclass(slots=True, kw_only=True)
 class RedisModel:
-    """`old` is a primary that was deposed and does not know it yet; `down_until` is when the
-    server is back."""
+    """`old` is a deposed primary to which some connections still talk. `down_until` is the end of
+    an outage."""
 
     clock: Clock
     fault_source: FaultSource
@@ -50,7 +52,7 @@ class RedisModel:
         )
 
     def link(self) -> ModelledLink:
-        """The way of one more process to it."""
+        """Opens the connection of one more process."""
         link = ModelledLink(self)
         self._links.append(link)
         return link
@@ -74,13 +76,15 @@ class RedisModel:
 
     def run(self, space: Keyspace, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
         faults = self.fault_source.pessimism.redis
-        # A server kills only scripts that have written nothing.
+        # A Redis server kills only scripts that have not written, so the fault comes before the
+        # script.
         if self.fault_source.strikes("redis.killed", faults.killed_rate):
             raise ResponseError("Error running script: Script killed by user with SCRIPT KILL")
         return self._lua.run(script.text, keys, args, space.call)
 
     def publish(self, link: ModelledLink, channel: str, text: str) -> None:
-        """Told to those on the same side; a listener that is cut off hears no more."""
+        """Delivers a message to the subscribers on the same side of a split; a subscriber that is
+        disconnected misses later ones."""
         for other_link in self._links:
             if other_link.is_behind == link.is_behind:
                 other_link.hear(channel, text)
@@ -127,7 +131,7 @@ class RedisModel:
 
 @dataclass(slots=True, eq=False)
 class ModelledLink:
-    """See Link. `is_behind` is whether it still talks to a deposed primary."""
+    """Implements RedisConnection. `is_behind` means that it still talks to a deposed primary."""
 
     model: RedisModel
     is_behind: bool = False
@@ -171,7 +175,7 @@ class ModelledLink:
                 try:
                     send.send_nowait(text)
                 except (trio.WouldBlock, trio.BrokenResourceError):
-                    send.close()  # A server drops those who do not keep up.
+                    send.close()  # Redis disconnects subscribers that do not keep up.
 
     def cut(self) -> None:
         for _, send in self._heard:
@@ -179,7 +183,7 @@ class ModelledLink:
         self._heard = []
 
     def join(self) -> None:
-        """Finds the new primary: its connections to the old one are gone."""
+        """Switches to the new primary, which ends the subscriptions at the old one."""
         if self.is_behind:
             self.is_behind = False
             self.cut()
