@@ -1,4 +1,4 @@
-"""`conveyor simulate`: the program in worlds that are worse than the real one
+"""`conveyor simulate`: runs the simulator for one seed or many, prints failures and writes reports
 (docs/simulator.md)."""
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ def simulate(  # noqa: PLR0913, PLR0917 (one an option)
     report_path: Path | None,
     as_json: bool,
 ) -> None:
-    """Run the real program from a seed, in virtual time, with faults; check all that must hold.
+    """Run the real program in virtual time, from a seed, with injected faults, and check its
+    invariants.
 
-    Ends with 127 if the program crashed, 128 if something never ended, 129 if an invariant was
-    broken, and 126 if in many seeds some fault never struck.
+    Exits with 129 if an invariant was violated, 128 if something never ended, 127 if the program
+    crashed, and 126 if some fault never occurred in many seeds.
     """
     if seed is not None and seeds is not None:
         raise click.UsageError("Give --seed or --seeds.")
@@ -141,12 +142,13 @@ def _exit_code(summary: Summary) -> int:
     return NEVER_STRUCK if summary.never_struck() else 0
 
 
-# What many seeds came to, as a page to keep: `conveyor simulate --report FILE`
+# The report of many seeds, as a Markdown page: `conveyor simulate --report FILE`
 # (docs/simulator.md).
 
 
 EVERY = 50
-"""It is written anew after so many seeds: a long run that is cut off has told what it saw."""
+"""The report is written again after this many seeds, so that an interrupted run leaves a recent
+one."""
 
 
 def write_report(path: Path, summary: Summary, seeds: range) -> None:
@@ -186,7 +188,8 @@ def lines_of(summary: Summary, seeds: range) -> Iterator[str]:
 
 
 def _never_struck(summary: Summary) -> str:
-    """What the suite fails for, and what it lets be."""
+    """Says which faults never occurred: those for which the suite fails, and those that are
+    optional."""
     if summary.seeds < JUDGED_FROM:
         return (
             f"Fewer than {JUDGED_FROM} seeds: faults that never struck are not held against them."

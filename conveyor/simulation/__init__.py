@@ -1,33 +1,46 @@
-"""The simulator: the real program, from one seed, in a world that is worse than the real one.
+"""The simulator: runs the real program from one seed, in virtual time, with injected faults, and
+checks the invariants of SPEC.md 6.
 
-`conveyor simulate --seed N` replays a world, `--seeds N` runs many. Everything follows from the
-seed: Trio's scheduling (kernel.py), the options of the world (options.py), and every draw, each
-part from a stream of its own (Stage.random). The same seed makes the same trace, in any process
-and under any PYTHONHASHSEED; so nothing here or in the program may read the wall clock, enter a
-thread, iterate a set in hash order or draw from anything but what it was given.
+`conveyor simulate --seed N` replays one world, `--seeds N` runs many. The seed decides everything:
+the order in which Trio runs tasks (deterministic_trio.py), the options of the world (options.py),
+and every random number. Each part draws from a stream of its own (`SimContext.random`), so a change
+of one part does not change what another draws. The same seed gives the same trace in every process
+and under every PYTHONHASHSEED. Therefore neither the simulator nor the program may read the wall
+clock, enter a thread, iterate a set in hash order, or draw from a source that it was not given.
 
-The parts: simulator.py runs one seed: safety with faults, then calm and liveness, then hours in
-which nobody is there, then the last checks. A Process (process.py) is an API or a worker: the
-real composition root, use cases, actors and engine, life after life. Each of its calls to an
-engine passes its Life (life.py), where it is delayed, refused, killed before or after its effect.
-A Backend (backends.py) is the engine under all processes, and can be peeked into. The web
-(web.py) stands in for the pool of connections under the real gateways and the real notifier.
-Clients (clients/) talk ASGI to the real application and record what they were told in the History.
-The Watcher asks the checkers (checkers/) after every write, or every few, as the seed has it.
+The parts:
+- simulator.py runs one seed: a phase with faults, in which safety is checked; a phase without
+  faults, in which every run must end; hours without any client or process; and the last checks.
+- process.py has `Process`, an API or a worker: the real composition root, use cases, actors and
+  engine. A process that ends is started again.
+- faults/ has the catalogue of faults, what happens to whole processes (fault_scheduler.py), and
+  what happens to single calls (process_faults.py): each call of a process to its engine may be
+  delayed or refused, or may kill the process before or after its effect.
+- backends/ has one `Backend` per engine. It opens the engine for each process and reads all its
+  rows for the checkers.
+- models/ has models of DynamoDB, SQS, S3, Redis and PostgreSQL, on which the real engines run.
+- environment/ has the sites, the scraping gateway and the webhook receivers. They take the place of
+  the connection pool below the real gateways and the real notifier.
+- clients/ has the callers. They send requests to the real ASGI application, and client_history.py
+  records what they were answered.
+- invariant_monitor.py calls the checkers (checkers/) after writes, and on the events that they ask
+  for.
 
 To add
-- a checker: see checkers/__init__.py. It gets a Moment (rows before, after, changes, history) and
-  yields sentences; list it in ALL. Nothing else is needed. If it must know more of what happened
-  outside, have the History remember that, where it happens.
-- a client's action: write `async def verb_a_thing(client)` in clients/actions.py (or in a file
-  beside it) and list it in ACTIONS with a weight. Use `client.post`, `client.get` and
-  `client.reliably`, which repeat until the answer is final; an action may be cut off anywhere.
-- a fault: name it in faults.py, give it rates in options.py (most seeds should be without it), and
-  ask `faults.strikes(...)` where it happens, or do it in chaos.py if it happens to a whole process.
-  A suite of JUDGED_FROM seeds in which it never struck fails. ONLY_ON says which engines have it.
-- an engine: a Backend that opens ports for a Life and can be peeked into; see MemoryBackend.
+- a checker: see checkers/__init__.py. It receives a `StateChange` (the rows before and after, the
+  changed rows and the history) and yields one sentence per violation. List it in `ALL`. If it must
+  know what happened outside of the engine, record that in `History` where it happens.
+- an action of clients: write `async def verb_a_thing(client)` in clients/actions.py or a file
+  beside it, and list it in `ACTIONS` with a weight. Use `client.post`, `client.get` and
+  `client.reliably`, which repeat a request until its answer is final. An action may be cancelled at
+  any point.
+- a fault: name it in faults/faults.py, give it rates in options.py (0 for most seeds), and call
+  `faults.strikes(...)` where it happens, or add it to faults/fault_scheduler.py if it happens to a
+  whole process. A suite of at least `JUDGED_FROM` seeds in which it never occurred fails. `ONLY_ON`
+  lists the engines that can have it.
+- an engine: write a `Backend`; `MemoryBackend` is the shortest one.
 
-A defect to be found on purpose (a mutant) is a change of the program, made before `simulate` is
-called; the simulator knows of none. To look into a failure: `--seed N --trace FILE` writes every
-line, reads included; `grep` for an id in it tells the story of a row.
+A mutant is a defect that a test puts into the program before it calls `simulate`; the simulator
+knows nothing about mutants. To look into a failure, `--seed N --trace FILE` writes every line of
+the trace; `grep` for an id finds everything that happened to its row.
 """

@@ -1,5 +1,5 @@
-"""History: what the outside saw: calls and their answers, fetches, deliveries
-(docs/simulator.md)."""
+"""Records what clients, sites and receivers observed: calls with their answers, fetches and webhook
+deliveries (docs/simulator.md)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 
 @dataclass(slots=True, kw_only=True)
 class Call:
-    """One request of a client. Without a status nobody heard the answer."""
+    """One request of a client. `status` is None while, and if, the client received no complete
+    answer."""
 
     number: int
     tenant: str
@@ -32,7 +33,7 @@ class Call:
 
     @property
     def route(self) -> str:
-        """The path without its query."""
+        """The path without its query string."""
         return self.path.partition("?")[0]
 
     @property
@@ -42,10 +43,12 @@ class Call:
 
 @dataclass(slots=True, kw_only=True)
 class Fetch:
-    """One call of the gateway for a task, under a claim. `outcome` is the kind of its outcome, or
-    empty; `credits_billed` is what the gateway charged; `site_faults` are failures of the
-    site, `outage_faults` those of a gateway that serves nobody. `is_at_gateway` once the gateway
-    has taken the call."""
+    """One call of the gateway for a task, under a claim.
+
+    `outcome` is the class name of the outcome, empty until there is one. `credits_billed` is what
+    the gateway charged. `site_faults` counts failures of the site, `outage_faults` those of a
+    gateway that refused the call. `is_at_gateway` is True once the gateway has accepted the call.
+    """
 
     process: str
     run_id: str
@@ -62,22 +65,23 @@ class Fetch:
 
     @property
     def identity(self) -> str:
-        """What names the task and the attempt in its request."""
+        """Identifies the task and the attempt; the worker sends it with the request."""
         return f"{self.run_id}-{self.task_id}-{self.claim_id}"
 
     @property
     def claim(self) -> int:
-        """The number of the claim; 0 for a first delivery, for which nothing was written."""
+        """The number of the claim. It is 0 for a first delivery, for which no claim was written."""
         return int(self.claim_id.partition(".")[0])
 
 
 CURRENT_FETCH: ContextVar[Fetch | None] = ContextVar("CURRENT_FETCH", default=None)
-"""The fetch for which the current task calls the web: this marks each request with its origin."""
+"""The fetch of the current Trio task. The fake internet reads it to know which task a request
+belongs to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayRefusal:
-    """A call that the gateway refused because its key had `limit` calls in flight."""
+    """A call that the gateway refused because its key already had `limit` calls in flight."""
 
     key: str
     at: float
@@ -86,7 +90,8 @@ class GatewayRefusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """One try at a receiver, as it came in."""
+    """One attempt to deliver a webhook, as its receiver saw it. `status` is None if it did not
+    answer."""
 
     event_id: str
     url: str
@@ -98,7 +103,8 @@ class Delivery:
 
 @dataclass(slots=True, kw_only=True)
 class AcceptedRequest:
-    """What a client was promised: so many lines of a job, whose run it saw first."""
+    """A job that the API accepted: how many lines it has, and the run that the first answer
+    named."""
 
     tenant: str
     job_id: str
@@ -110,6 +116,16 @@ class AcceptedRequest:
 
 @dataclass(slots=True)
 class History:
+    """Everything that was observed so far, and the facts about the world that checkers depend on.
+
+    `is_spared`: no faults of engines, processes and clocks. `is_orderly`: only the special
+    conditions of the world disturb it (environment/neighbours.py). `released` has the names of the
+    leases that their holders gave back. `sees_leases`: the monitor sees every change of a lease,
+    and lease times can be compared. `sabotaged_at` are the instants at which a crash of an actor
+    was injected. `idle_since` says for each idle run since when it has been idle. `sweep_s` is the
+    period of the sweeper, `scan_s` how long a new run may wait until a worker scans for it.
+    """
+
     calls: list[Call] = field(default_factory=list)
     fetches: list[Fetch] = field(default_factory=list)
     deliveries: list[Delivery] = field(default_factory=list)
@@ -145,11 +161,12 @@ class History:
 
     @property
     def is_undisturbed(self) -> bool:
-        """Whether nothing happened to processes and engines that may cost time or a page."""
+        """Whether nothing happened to processes and engines that could cost time or a page."""
         return (self.is_spared or self.is_orderly) and not self.kills_count
 
     def note_idle(self, run_ids: Iterable[str], at: float) -> None:
-        """These runs have nobody at work and no message; since when, as far as anybody looked."""
+        """Notes which runs are idle now. A run that was idle before keeps the instant since
+        when."""
         self.idle_since = {run_id: self.idle_since.get(run_id, at) for run_id in run_ids}
 
     def answered(self) -> Iterator[Call]:

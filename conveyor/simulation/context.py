@@ -1,4 +1,4 @@
-"""Stage: everything that the parts of one simulated world share."""
+"""The context of one simulated world: the objects that its parts share."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class SimContext:
+    """The shared objects of one world; every client, process and scheduler holds this context."""
+
     options: Options
     trace: Trace
     faults: Faults
@@ -31,10 +33,12 @@ class SimContext:
     crashes: list[str] = field(default_factory=list)
 
     def random(self, whose: str) -> Random:
-        """A stream of its own for everybody: what one draws does not move the others."""
+        """Returns a random stream for one part, so that what it draws does not change what others
+        draw."""
         return Random(f"{whose} {self.options.seed}")
 
     def crashed(self, who: str, what: str) -> None:
-        """Something of ours failed in a way that nobody foresaw."""
+        """Records an error of the program that the simulator did not inject; the seed fails because
+        of it."""
         self.crashes.append(f"{who}: {what}")
         self.trace.note(who, "crashed", what)

@@ -1,8 +1,9 @@
-"""Kernel: a Trio that does the same twice: seeded scheduling, and time that jumps
-(docs/simulator.md, How a world runs).
+"""Runs Trio deterministically: with a seeded scheduler and a virtual clock (docs/simulator.md, How
+a world runs).
 
-The one module that touches Trio's private parts. Nothing that runs under it may enter a thread:
-time does not wait for threads.
+This is the only module that uses private attributes of Trio: Trio has no public way to seed its
+scheduler. Code that runs under it must not enter a thread, because virtual time does not wait for
+threads.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ T = TypeVar("T")
 
 
 class Deadlock(Exception):
-    """Nothing can run, and nothing will ever be due."""
+    """No task can run, and no deadline is left that would wake one."""
 
 
 class JumpClock(trio.abc.Clock):
-    """Virtual time: when nobody can run it is at once as late as the next deadline."""
+    """A virtual clock: when no task can run, it jumps to the next deadline."""
 
     def __init__(self) -> None:
         self._now = 0.0
 
     def start_clock(self) -> None:
-        """Nothing to start: time stands where it is."""
+        """Does nothing: virtual time moves only when Trio asks how long to sleep."""
 
     def current_time(self) -> float:
         return self._now
@@ -45,7 +46,8 @@ class JumpClock(trio.abc.Clock):
 
 
 def run(seed: int, main: Callable[..., Awaitable[T]], *args: Any) -> T:
-    """Runs `main` as `trio.run` would; the same seed makes the same history."""
+    """Runs `main` as `trio.run` would, with virtual time. The same seed gives the same
+    execution."""
     with _seeded(seed), _no_collector():
         return trio.run(main, *args, clock=JumpClock())
 
@@ -64,7 +66,11 @@ def _seeded(seed: int) -> Iterator[None]:
 
 @contextmanager
 def _no_collector() -> Iterator[None]:
-    """When the collector runs depends on what ran before us, and what it finds may act."""
+    """Disables the garbage collector while the world runs.
+
+    When the collector runs depends on earlier allocations of the process, and finalizers that it
+    calls may schedule tasks. Both would make a replay differ.
+    """
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()

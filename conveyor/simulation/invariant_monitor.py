@@ -1,7 +1,7 @@
-"""Watcher: looks at the engine after its writes and asks the checkers (SPEC.md 6).
+"""The invariant monitor: compares snapshots of the engine and calls the checkers (SPEC.md 6).
 
-A look reads the engine directly, between two steps of the program: it takes no time, draws no
-random number and is seen by nobody, so that a history does not depend on being watched.
+A snapshot reads the engine directly, between two steps of the program. It takes no virtual time,
+draws no random number and is invisible to the program, so checking does not change what happens.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from conveyor.simulation.trace.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class StateChange:
-    """What a checker is shown: the engine before and now, and the history so far.
+    """What a checker receives: the engine before and after, the changed rows, and the history so
+    far.
 
-    `body` reads a body as it is stored, None where there is none; `bodies` are the names of all.
-    `remains` is what the engine holds beside its rows. `rows_come_first` where a step of an ingest
-    writes its rows before it counts them.
+    `body` returns a stored body, None if there is none; `bodies` returns the names of all bodies.
+    `remains` returns what the engine stores beside its rows. `rows_come_first` is True for engines
+    that write the rows of an ingest step before they count them.
     """
 
     before: Snapshot
@@ -42,12 +43,13 @@ class StateChange:
         return [change for change in self.changes if change.kind is kind]
 
     def is_unfinished(self, job_id: str) -> bool:
-        """Whether the second part of a change of this job was not written: then nobody was told of
-        the change, and what it forbids may still happen."""
+        """Whether a change of this job was only half written before: its second part is still
+        missing. Nobody was told of that change yet, so what it forbids may still happen."""
         return (job_id,) in self.before.rows[CrossingKey]
 
     def is_deleted(self, run: Run) -> bool:
-        """Whether it was, or its job: then its rows go one by one."""
+        """Whether the run or its job is deleted. The rows of a deleted run are removed one by one,
+        so they need not add up."""
         job = self.after.jobs.get((run.job_id,))
         is_gone = job is None or job.status is JobStatus.DELETED
         return is_gone or run.status is RunStatus.DELETED
@@ -55,7 +57,7 @@ class StateChange:
 
 @dataclass(frozen=True, slots=True)
 class Acked:
-    """Messages that a process is about to ack, as (run, task)."""
+    """The messages that a process is about to ack, each as (run id, task id)."""
 
     process: str
     refs: Sequence[tuple[str, str]]
@@ -80,6 +82,8 @@ class Checkers:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
+    """One violation: the checker that found it, its sentence, and the virtual time."""
+
     checker: str
     what: str
     at: float
@@ -87,7 +91,8 @@ class Violation:
 
 @dataclass(slots=True, kw_only=True)
 class InvariantMonitor:
-    """`peek` reads the engine as it is committed now."""
+    """Calls the checkers, and counts the calls and writes of the program. `peek` returns a snapshot
+    of what the engine has committed."""
 
     peek: Callable[[], Snapshot]
     body: Callable[[str], bytes | None]
@@ -111,14 +116,15 @@ class InvariantMonitor:
         self.last = self.peek()
 
     def called(self) -> None:
-        """An engine was asked for something. There is an end to it: whoever asks without end makes
-        no headway."""
+        """Counts one call to an engine. A world with too many calls is stopped: it makes no
+        progress."""
         self.calls_count += 1
         if self.calls_count == self.calls_max:
             self.on_flood()
 
     def wrote(self) -> None:
-        """Something may have been written."""
+        """Counts one write that may have changed rows; after every `check_every` of them a snapshot
+        is compared."""
         self.writes_count += 1
         if self.writes_count % self.check_every == 0:
             self.check_snapshot()
@@ -147,7 +153,7 @@ class InvariantMonitor:
         self._tell(self.checkers.on_delivery, delivery)
 
     def ease(self) -> StateChange:
-        """Faults are over, and everybody is there: a look every few seconds."""
+        """Checks liveness. The simulator calls it every few seconds once faults are over."""
         moment = self.check_snapshot()
         if self.history.at_ease_since is None:
             self.history.at_ease_since = moment.after.now

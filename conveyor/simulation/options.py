@@ -1,8 +1,8 @@
-"""Options: the world that a seed stands for, drawn before anything runs
+"""Options: everything about a world that its seed decides before the world starts
 (docs/simulator.md, How a world runs).
 
-Swarm testing: each seed leaves most faults out and has some of the others often, since a world
-with everything in it at once never gets far.
+This is swarm testing: each seed switches most faults off and makes some of the others frequent. A
+world with all faults at once would make no progress.
 """
 
 from __future__ import annotations
@@ -26,13 +26,17 @@ from conveyor.simulation.models.fault_rates import (
 from conveyor.simulation.profiles import EVEN, with_profile
 
 ENGINES = ("memory", "embedded", "aws")
-"""Those that a seed draws from. One more here would make every seed another world."""
+"""The engines that a seed draws from. One more engine in this list would change the world of every
+seed."""
 ALL_ENGINES = (*ENGINES, "postgres", "mixed")
 SAFETY_S = (50.0, 100.0, 200.0)
+# Worlds make about 11,000 engine calls on average (tests/simulation/REPORT.md).
 CALLS_MAX = 300_000
+# The usual period of the sweeper: some sweeps must happen while faults are on.
 SWEEP_S = 15.0
 RETENTION_S = 20.0
-"""Short enough for messages to be gone before faults end."""
+"""Shorter than any phase with faults (`SAFETY_S`), so that messages really expire while faults are
+on."""
 
 _SITE = (
     Fault.SITE_NOT_FOUND,
@@ -88,14 +92,21 @@ _CHOICES: Mapping[Fault, tuple[float, ...]] = {
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything about a world that its seed decides before it begins.
+    """The options of one world.
 
-    `disturb_s` is how often, on average, something happens to a process (pause, terminate, storm)
-    or to an engine (outage). `check_every` is how many writes pass between two looks. `limits` are
-    those of the program that are others here; without `settle_max` its own holds. `temper` is what
-    clients are given to. `next_release` is what another release does otherwise: each life of a
-    process is of one of both. `outlives_results` where clients come back when results of a day have
-    expired; some worlds do so anyway.
+    `safety_s` is how long faults last, `liveness_s` how long runs may take to end afterwards.
+    `disturb_s` is the mean time between two faults of a whole process (pause, terminate, restart)
+    or engine (outage). `think_s` is the mean time that a site takes to answer, `latency_s` the
+    usual latency of an engine call, `look_s` how often actors poll. `offset_s`, `drift` and
+    `step_s` bound the errors of wall clocks. `check_every` is the number of writes between two
+    snapshots. `pessimism` has the fault rates of modelled services, `rates` those of all other
+    faults. `limits` overrides constants of conveyor.domain.limits. `next_release` has the options
+    in which a second release differs; each start of a process draws one of the two releases.
+    `settle_max` overrides how many settles share one commit. `is_spared` means that engines,
+    processes and clocks have no faults. `haste` divides the pauses of clients, `temper` names the
+    actions that they prefer (profiles.py). `neighbours` are the special conditions of the world.
+    With `outlives_results` clients return after results with a lifetime of a day have expired; some
+    other worlds do this as well.
     """
 
     seed: int
@@ -137,7 +148,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def calls_max(self) -> int:
-        """Calls of engines after which a world makes no progress. Longer worlds may make more."""
+        """The number of engine calls after which the world counts as making no progress. Worlds
+        with a longer phase with faults may make more."""
         return round(CALLS_MAX * max(1.0, self.safety_s / max(SAFETY_S)))
 
     @property
@@ -146,7 +158,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def draw(seed: int, *, engine: str | None = None, hours: float | None = None) -> Options:
-    """The options of a seed. `engine` and `hours` say what the caller wants instead."""
+    """Draws the options of a seed. `engine` and `hours` replace what was drawn."""
     random = Random(f"options {seed}")
     drawn = random.choice(ENGINES)
     chosen = engine or drawn
@@ -175,7 +187,8 @@ def draw(seed: int, *, engine: str | None = None, hours: float | None = None) ->
         page_rows=int(buggified(50, 1, 3)),
         max_inflight=int(buggified(10, 1)),
         receive_max=int(buggified(20, 1)),
-        # On AWS a sweep is a hundred calls.
+        # A sweep of an AWS engine is about a hundred calls: once a second, they would be most of
+        # the trace.
         sweep_s=buggified(SWEEP_S, 5.0 if chosen in {"aws", "mixed"} else 1.0),
         look_s=random.choice((5.0, 10.0, 20.0)),
         offset_s=random.choice((0.0, 0.0, 5.0)),
@@ -192,7 +205,8 @@ def draw(seed: int, *, engine: str | None = None, hours: float | None = None) ->
 
 
 def _draw_release(random: Random) -> dict[str, int]:
-    """In one world of four; what it decides otherwise must not matter to what was begun before."""
+    """Draws how a second release differs; one world in four has one. These options must not matter
+    to jobs that the other release began."""
     if random.random() >= 0.25:
         return {}
     return {
@@ -206,7 +220,7 @@ def _draw_release(random: Random) -> dict[str, int]:
 
 
 def _draw_pessimism(random: Random) -> FaultRates:
-    """How the services of the AWS engine behave; half of their faults are off."""
+    """Draws the fault rates of the AWS services. Half of them are 0."""
 
     def rate(most: float) -> float:
         return random.choice((0.0, 0.0, most / 4, most))

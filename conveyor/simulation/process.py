@@ -1,7 +1,8 @@
-"""Process: an API or a worker of the simulated world: the real program, life after life.
+"""A simulated process: runs the real program as an API or a worker, and starts it again when it
+ends.
 
-What differs from a real process: the engine is behind a Life, the web is simulated, the clock is
-a WallClock, and the HTTP server hands ASGI events over without a socket.
+It differs from a real process in four ways: faults are injected into its engine calls, the internet
+is a model, the wall clock may be wrong, and requests arrive as ASGI events without a socket.
 """
 
 from __future__ import annotations
@@ -47,11 +48,14 @@ if TYPE_CHECKING:
 
     from conveyor.bootstrap.aws import AwsRuntime
 
+# The program promises to end within 110 s of SIGTERM (deploy/); after that the process is killed.
 STOP_S = 110.0
+# How long an ending process waits for its requests.
 REQUESTS_GRACE_S = 10.0
+# The probability that a signal from another process arrives.
 HEARD = 0.8
 CALM_REST_S = 0.1
-"""Long enough for time to pass while a process cannot start."""
+"""Virtual time must pass before a process that cannot start is started again."""
 
 _SERVES = frozenset({"api", "dev"})
 _WORKS = frozenset({"worker", "dev"})
@@ -59,7 +63,8 @@ _WORKS = frozenset({"worker", "dev"})
 
 @dataclass(slots=True, kw_only=True)
 class Process:
-    """`held` keeps it from starting again, for as long as it is set to wait."""
+    """One process of the world, over all its restarts. While `held` is an event that is not set,
+    the process does not start again."""
 
     name: str
     role: str
@@ -79,7 +84,7 @@ class Process:
 
     @property
     def is_serving(self) -> bool:
-        """Whether it takes connections; who is ending, in order or not, takes none."""
+        """Whether the process accepts connections. A process that is about to end accepts none."""
         nursery = self._nursery
         if self._app is None or nursery is None or self.life is None:
             return False
@@ -91,7 +96,7 @@ class Process:
         return self.role in _WORKS
 
     async def run(self) -> None:
-        """One life after the other."""
+        """Runs the program again and again, with a pause after each end."""
         while True:
             while not self._may_start():
                 await trio.sleep(1.0)
@@ -105,13 +110,13 @@ class Process:
             self.life.kill(Fault.KILLED_BEFORE)
 
     def terminate(self) -> None:
-        """What SIGTERM does; the kill follows if it takes too long."""
+        """Does what SIGTERM does. `_end_on_signal` kills the process if it takes too long."""
         if self.life is not None and not self._stop.is_set():
             self.stage.trace.note(self.name, "asked to stop")
             self._stop.set()
 
     def begin(self, exchange: Exchange) -> bool:
-        """Whether anybody took the connection."""
+        """Gives the request to the program; returns False if the process accepts no connection."""
         if not self.is_serving or self._nursery is None:
             return False
         self._exchanges.append(exchange)
@@ -119,8 +124,12 @@ class Process:
         return True
 
     def _may_start(self) -> bool:
-        """A helper waits for the owner of the data, which waits for the helpers of its last life:
-        here, where nobody may block, it cannot wait for their locks."""
+        """Whether the process may start now.
+
+        A helper starts once the owner of the data directory serves. The owner starts when all
+        processes of its last start have ended: a real owner blocks on their file locks, and nothing
+        may block here.
+        """
         if self.role == "helper":
             return self.stage.processes[0].is_serving
         if self.role == "dev":
@@ -148,12 +157,13 @@ class Process:
                 async with stage.backend.open(
                     life, self.clock, self.random, role=self.role, mail=mail
                 ) as ports:
-                    # A process that opens an engine may free what killed processes have held.
+                    # Opening an engine may release what killed processes held; compare before the
+                    # program writes.
                     stage.watcher.check_snapshot()
                     await self._work(self._world(life, ports, mail))
         except* Killed:
             pass
-        except* Exception as errors:  # noqa: BLE001 (it ends a process, not the world)
+        except* Exception as errors:  # noqa: BLE001 (an error ends the process, not the world)
             meant = InjectedCrash if self._app is not None else (InjectedCrash, Unavailable)
             if errors.split(meant)[1] is None:
                 stage.trace.note(self.name, "gave up", _told(errors))
@@ -168,7 +178,8 @@ class Process:
             self._lose_helpers()
 
     def _lose_helpers(self) -> None:
-        """Stops the helper processes: their owner has closed its connection."""
+        """Stops the helper processes: their owner, which ended, closed the database that they
+        share."""
         if self.role == "dev":
             for process in self.stage.processes:
                 if process.role == "helper":
@@ -186,7 +197,7 @@ class Process:
                     await self._do_its_part(world)
                 await self._finish_requests()
             finally:
-                self._nursery = None  # No client may connect while it closes.
+                self._nursery = None  # No client may connect while the process closes.
             nursery.cancel_scope.cancel()
 
     async def _do_its_part(self, world: Runtime) -> None:
@@ -220,8 +231,9 @@ class Process:
 
         try:
             await app(cast("Any", exchange.scope), cast("Any", exchange.receive), cast("Any", send))
-        except Exception as error:  # noqa: BLE001 (a server survives a request)
-            # Once an answer has begun, all that is left is to break it off.
+        except Exception as error:  # noqa: BLE001 (a failed request does not end the server)
+            # Once an answer has begun, the server can only break it off; that is no crash of the
+            # program.
             is_cut_off = exchange.status is not None and _is_all(error, Unavailable)
             if not life.is_dead and not is_cut_off:
                 self.stage.crashed(self.name, f"{exchange.method} {exchange.path}: {error!r}")
@@ -275,7 +287,7 @@ class Process:
         )
 
     def _release(self) -> Options:
-        """What this life is of, while another release is being deployed."""
+        """Draws the release that this start of the process runs, if the world has two releases."""
         options = self.stage.options
         if not options.next_release or self.random.random() < 0.5:
             return options
@@ -311,7 +323,8 @@ class Process:
         ]
 
     async def _tell(self, job_id: JobId, run_id: RunId, tasks: int) -> None:
-        """Word gets around, though not to everybody."""
+        """Announces a changed run to the other workers. Signals are only hints, so some get
+        lost."""
         await trio.sleep(self.random.uniform(0.0, 0.05))
         for process in self._others():
             if process.mail is not None and self._is_heard():
@@ -320,7 +333,8 @@ class Process:
                 await signals.run_changed(job_id, run_id, tasks)
 
     def _is_heard(self) -> bool:
-        """Where the time of jobs is measured nobody waits for the next look instead."""
+        """Whether a signal arrives. It always does where the time of small jobs is measured: there
+        no job may wait for the next scan."""
         return self.stage.options.neighbours.measures_fairness or self.random.random() < HEARD
 
     async def _ring(self, job_id: JobId, run_id: RunId) -> None:
@@ -374,7 +388,7 @@ def _is_all(error: Exception, kind: type[Exception]) -> bool:
 
 
 def _told(errors: BaseExceptionGroup[Exception]) -> str:
-    """The innermost errors of a group, in short."""
+    """The innermost errors of a group, joined into one line."""
     leaves: list[str] = []
     for error in errors.exceptions:
         nested = isinstance(error, BaseExceptionGroup)

@@ -1,9 +1,9 @@
-"""Profiles: properties of a whole world, beside its faults (docs/simulator.md, Profiles).
+"""Profiles: properties of a whole world, beside its fault rates (docs/simulator.md, Profiles).
 
-One world in eight has no faults of engines, processes or clocks, so that nothing there may happen
-twice or late. In other worlds keys and exports lapse while a process works on them, one missed
-heartbeat is enough to lose a claim, or lists must be short. In every second world clients hardly
-pause; in every second one they do some things far more often.
+One world in eight has no faults of engines, processes or clocks; nothing there may happen twice or
+late. In other worlds claims on keys and exports expire while a process works on them, one missed
+heartbeat is enough to lose a claim, or lists may only be short. In every second world clients
+hardly pause, and in every second one they prefer some actions.
 """
 
 from __future__ import annotations
@@ -17,11 +17,17 @@ import msgspec
 if TYPE_CHECKING:
     from conveyor.simulation.options import Options
 
+# Far beyond the end of every world.
 NEVER_S = 1e9
+# Claims that expire within a second: several processes then finish the same work.
 HASTY_KEYS = {"IDEMPOTENCY_CLAIM_S": 1.0, "EXPORT_CLAIM_S": 1.0}
 IDLE_S_MAX = 10.0
-"""Between two looks into an empty queue: else these are most of what happens."""
+"""The longest pause between two polls of an empty queue. With a shorter one, polls would be most of
+the trace."""
+# A little more than two heartbeats of 10 s: one missed heartbeat and a slow call lose a claim. The
+# order is that of the real values.
 SHORT_LIVES = {"LEASE_TTL_S": 21.0, "VISIBILITY_S": 22.0, "CLAIM_TTL_S": 23.0}
+# Many lists are longer than 30 lines, and are refused while they are ingested.
 SHORT_LISTS = {"TASKS_MAX": 30}
 
 EVEN = "even"
@@ -53,13 +59,15 @@ TEMPERS: Mapping[str, Mapping[str, int]] = {
         "do_two_things_at_once": 10,
     },
 }
-"""How many times as often clients do what, by the names of their actions."""
+"""For each profile, the actions that its clients draw more often, and how many times as often."""
 
+# The faults of sites, receivers and clients: they are not faults of the service itself.
 _OUTSIDE = ("site_", "receiver_", "client_", "list_", "account_")
 
 
 def with_profile(options: Options) -> Options:
-    """Drawn by itself, so that it moves nothing else that a seed stands for."""
+    """Applies a drawn profile. It has a random stream of its own, so it changes nothing else that
+    the seed decides."""
     random = Random(f"mood {options.seed}")
     temper = random.choice((*TEMPERS, *(EVEN,) * (len(TEMPERS) - 2)))
     options = msgspec.structs.replace(options, haste=random.choice((1.0, 10.0)), temper=temper)
@@ -75,7 +83,8 @@ def with_profile(options: Options) -> Options:
 
 
 def spared(options: Options) -> Options:
-    """The same world, without what happens to engines, processes and clocks."""
+    """The same world without faults of engines, processes and clocks. Sites, receivers and clients
+    still fail."""
     rates = {
         name: rate if name.startswith(_OUTSIDE) else 0.0 for name, rate in options.rates.items()
     }

@@ -1,5 +1,5 @@
-"""Markers: the secrets that clients send. A checker that finds a marker where it does not belong
-has found a leak (I45)."""
+"""Marks the secrets that clients send: a checker that finds the marker where it does not belong has
+found a leak (I45)."""
 
 from __future__ import annotations
 

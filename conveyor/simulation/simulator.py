@@ -1,7 +1,7 @@
-"""Simulator: one seed from its beginning to its verdict (docs/simulator.md, How a world runs).
+"""Runs one seed, from the start of its world to its report (docs/simulator.md, How a world runs).
 
-First everything happens at once, and what must always hold is checked; then the faults end, and
-what was promised must come about within a bounded time.
+First faults happen while clients work, and the safety invariants are checked. Then the faults end,
+and every run must end within a bounded time.
 """
 
 from __future__ import annotations
@@ -53,12 +53,17 @@ from conveyor.simulation.profiles import HASTY_KEYS, IDLE_S_MAX, SHORT_LISTS, SH
 from conveyor.simulation.swaps import combined, setting
 from conveyor.simulation.trace.trace import Line, Trace
 
+# How often the simulator looks whether all runs have ended.
 POLL_S = 5.0
+# How long clients wait before they close again what they find, and processes are told to end again.
 AGAIN_S = 120.0
+# How long all clients and processes are absent: longer than every retry delay and deletion pass.
 LONG_REST_S = 4 * 3600.0
+# How long workers have to remove expired bodies, once they are back.
 EXPIRED_S = 900.0
 OLD_KEYS = 0.1
-"""In so many worlds somebody comes back after keys have expired."""
+"""The share of worlds in which clients return once more, after idempotency keys have expired."""
+# How long the program may take to finish deferred work after everybody has returned.
 REST_WITHIN_S = 1800.0
 
 _ACTS = {hostile.NAME: hostile.act_hostile, calm.NAME: calm.submit_small_jobs}
@@ -66,8 +71,8 @@ _ACTS = {hostile.NAME: hostile.act_hostile, calm.NAME: calm.submit_small_jobs}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What came of one seed. `calls` are those of engines, `requests` those of clients; `took_s`
-    is real, and the one thing here that the seed does not decide."""
+    """The result of one seed. `calls` counts calls to engines, `requests` those of clients.
+    `took_s` is CPU time, and the only value here that the seed does not decide."""
 
     options: Options
     hash: str
@@ -88,7 +93,7 @@ class Report:
 
 
 def simulate(options: Options) -> Report:
-    """Runs one seed, here and now."""
+    """Runs one seed in this process."""
     odd = [setting(f"conveyor.domain.limits:{name}", s) for name, s in options.limits.items()]
     odd.append(setting("conveyor.domain.timing:IDLE_S_MAX", IDLE_S_MAX))
     with _scratch(options) as data_dir, _quiet() as logs, combined(*odd)():
@@ -96,6 +101,8 @@ def simulate(options: Options) -> Report:
 
 
 class _Simulation:
+    """One world: it builds the parts, runs the phases and makes the report."""
+
     def __init__(self, options: Options, data_dir: Path, logs: _Logs) -> None:
         self._options = options
         self._data_dir = data_dir
@@ -128,7 +135,7 @@ class _Simulation:
         has_wrong_clocks = bool(options.step_s or options.neighbours.clock_leap_s)
         history = History(
             is_spared=options.is_spared,
-            # The ends of leases that a wrong clock wrote cannot be compared with the right time.
+            # Where a clock was wrong, the times in leases cannot be compared with the right time.
             sees_leases=options.check_every == 1 and not has_wrong_clocks,
             workers_count=options.workers_count,
             sweep_s=options.sweep_s,
@@ -221,7 +228,7 @@ class _Simulation:
         chaos.end()
 
     async def _liveness(self, stage: SimContext, clients: list[Client]) -> None:
-        for resumes in (False, True):  # First without the paused processes.
+        for resumes in (False, True):  # First, runs that are paused may stay paused.
             if not await self._all_ended(stage, clients, resumes=resumes):
                 return
         if any([await ask_again(client) for client in clients]):
@@ -232,14 +239,15 @@ class _Simulation:
         for client in clients:
             await page_through_everything(client)
         stage.watcher.ease()
-        # Hours in which nobody is there: what was put off is due when they come back.
+        # All clients and processes are absent for hours. What was deferred meanwhile is due on
+        # their return.
         await _leave_alone(stage, LONG_REST_S)
         with trio.move_on_after(REST_WITHIN_S):
             while not _is_at_rest(stage):
                 await trio.sleep(POLL_S)
         stage.watcher.end()
         if self._options.outlives_results or stage.random("keys").random() < OLD_KEYS:
-            # Workers would remove what has expired.
+            # Workers stay away: they would remove what has expired before clients ask for it.
             away = {"worker"}
             await _leave_alone(stage, limits.IDEMPOTENCY_TTL_S + KEYS_EXPIRED_S, still_away=away)
             for client in clients:
@@ -252,7 +260,8 @@ class _Simulation:
     async def _all_ended(
         self, stage: SimContext, clients: list[Client], *, resumes: bool = True
     ) -> bool:
-        """Clients close what they see; a list of jobs may be behind, so they look again."""
+        """Lets clients close and resume what they find until every run has ended. A listing of jobs
+        may be out of date, so they look again after a while."""
         with trio.move_on_after(self._options.liveness_s):
             while True:
                 for client in clients:
@@ -289,13 +298,13 @@ class _Simulation:
 async def _leave_alone(
     stage: SimContext, seconds: float, *, still_away: Collection[str] = ()
 ) -> None:
-    """All processes go, and come back after a while, but for some roles."""
+    """Ends all processes, and starts them again after this time, except those of some roles."""
     for process in stage.processes:
         process.held = trio.Event()
     with trio.move_on_after(seconds):
         while True:
             for process in stage.processes:
-                process.terminate()  # Again and again: somebody may just be starting.
+                process.terminate()  # Repeatedly, because a process may just be starting.
             await trio.sleep(AGAIN_S)
     _bring_back([candidate for candidate in stage.processes if candidate.role not in still_away])
 
@@ -308,7 +317,8 @@ def _bring_back(processes: Iterable[Process]) -> None:
 
 
 def _live_runs(stage: SimContext, *, paused: bool) -> list[Run]:
-    """Those that are paused count if they are to go on, or to stop."""
+    """The runs that have not ended. Paused runs count only if `paused` is True or a stop was
+    requested."""
     live = [run for run in stage.watcher.ease().after.runs.values() if run.status in RUN_LIVE]
     if paused:
         return live
@@ -320,13 +330,13 @@ def _live_runs(stage: SimContext, *, paused: bool) -> list[Run]:
 
 
 def _is_at_rest(stage: SimContext) -> bool:
-    """Nothing is left that somebody would do within the hour."""
+    """Whether no work is left that the program would do within the hour."""
     now = stage.watcher.check_snapshot().after
     return not (
         any(notice.status is NoticeStatus.DUE for notice in now.notices.values())
         or any(export.status in EXPORT_UNDONE for export in now.exports.values())
-        # The first passes of a deletion are minutes apart, whatever an instant says that was set by
-        # a clock a day ahead: a worker repairs it.
+        # The first passes of a deletion are minutes apart. A later due time was written by a clock
+        # that was a day ahead, and a worker corrects it.
         or any(
             intent.passes_left > 0 or intent.due_at < now.now + 3600.0
             for intent in now.rows[ScrubKey].values()
@@ -362,8 +372,8 @@ def _processes(stage: SimContext, shared_clock: WallClock | None) -> list[Proces
 
 
 def _count_odds(options: Options, faults: Faults) -> None:
-    """What the options make odd is a fault too, which strikes once."""
-    is_apart = options.engine != "embedded"  # There all share one clock.
+    """Counts the unusual options of this world as faults that occurred once."""
+    is_apart = options.engine != "embedded"  # On the embedded engine all processes share one clock.
     odds = {
         Fault.CLOCK_OFFSET: options.offset_s > 0 and is_apart,
         Fault.CLOCK_DRIFT: options.drift > 0 and is_apart,
@@ -386,8 +396,8 @@ def _count_odds(options: Options, faults: Faults) -> None:
 
 
 class _Logs(logging.Handler):
-    """What the program says is kept, for those who look for secrets in it; about its own errors, it
-    is a crash of ours as well, unless the world meant it."""
+    """Keeps what the program logs, for the checker that searches it for secrets. A logged error
+    that was not injected counts as a crash of the program."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -405,7 +415,8 @@ class _Logs(logging.Handler):
 
 
 def _is_meant(error: BaseException | None, child: str) -> bool:
-    """What we did ourselves; and a shard writer crashes when the store stays away."""
+    """Whether the simulator caused the error. A shard writer is expected to crash when the store
+    stays unavailable."""
     if isinstance(error, BaseExceptionGroup):
         return all(_is_meant(inner, child) for inner in error.exceptions)
     if isinstance(error, Unavailable):
@@ -415,7 +426,7 @@ def _is_meant(error: BaseException | None, child: str) -> bool:
 
 @contextmanager
 def _quiet() -> Iterator[_Logs]:
-    """The logs of the program are ours: they are looked at, and not written."""
+    """Captures the logs of the program instead of printing them."""
     root, logs = logging.getLogger(), _Logs()
     before, level = root.handlers[:], root.level
     root.handlers = [logs]
@@ -429,7 +440,8 @@ def _quiet() -> Iterator[_Logs]:
 
 @contextmanager
 def _scratch(options: Options) -> Iterator[Path]:
-    """In memory where there is such a place: nothing here has to survive a power cut."""
+    """A temporary directory, in memory where the machine has a file system for that: it need not
+    survive a power cut, and memory is faster."""
     shared = Path("/dev/shm")
     where = shared if shared.is_dir() else None
     path = Path(tempfile.mkdtemp(prefix=f"conveyor-{options.seed}-", dir=where))

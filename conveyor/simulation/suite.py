@@ -1,4 +1,4 @@
-"""Suite: many seeds, on all cores, with their reports in the order of the seeds
+"""Runs many seeds on all cores, and returns their reports in the order of the seeds
 (docs/simulator.md)."""
 
 from __future__ import annotations
@@ -19,26 +19,30 @@ from conveyor.simulation.options import draw
 from conveyor.simulation.simulator import Report, simulate
 
 JUDGED_FROM = 200
-"""How many seeds it takes until a fault that never struck is a failure of the suite."""
+"""From this many seeds on, a fault that never occurred fails the suite."""
 
 MARKED_EVERY = 1_000
-"""After so many seeds the hash is kept: a shorter run can be compared with a long one."""
+"""The hash over all traces is kept every so many seeds, to compare a shorter run with a longer
+one."""
 
+# A worker process is replaced after this many seeds, so that memory of finished worlds is returned.
 _SEEDS_A_PROCESS = 20
-# The engine reads its table consistently, and what is stored here is too short for several parts.
+# The engine reads its table consistently, so no read is stale. What clients store here is too short
+# for an upload in parts, so none is left open.
 UNASKED = frozenset({"dynamodb.stale_read", "s3.left_open"})
-"""Faults that need not strike."""
+"""Faults that need not occur."""
 
-# Few worlds draw an outage of the gateway, of one of two kinds: 10 of 805 seeds had the first. A
-# refused key of a bulk delete needs a deletion on AWS: 200 seeds had it once, or never.
+# Few worlds draw an outage of the gateway, and it has one of two kinds: 10 of 805 seeds had the
+# first. A key that a bulk delete leaves behind needs a deletion on AWS: 200 seeds had it once, or
+# not at all.
 RARE = frozenset({"gateway_unreachable", "gateway_failing", "s3.undeleted"})
 RARE_JUDGED_FROM = 600
-"""How many seeds it takes until a rare fault that never struck is a failure of the suite."""
+"""From this many seeds on, a rare fault that never occurred fails the suite."""
 
 
 @dataclass(slots=True)
 class Summary:
-    """What came of all seeds so far."""
+    """The sums over all seeds so far."""
 
     seeds: int = 0
     violations: int = 0
@@ -78,14 +82,15 @@ class Summary:
         return self._hash.hexdigest()
 
     def never_struck(self) -> list[str]:
-        """The faults that these engines can have, and did not; none while seeds are few."""
+        """The faults that the drawn engines can have and that never occurred; empty while there are
+        too few seeds to judge."""
         if self.seeds < JUDGED_FROM:
             return []
         excused = UNASKED if self.seeds >= RARE_JUDGED_FROM else UNASKED | RARE
         return [name for name in self.possible() if not self.faults[name] and name not in excused]
 
     def possible(self) -> list[str]:
-        """The faults that these engines can have."""
+        """The faults that the drawn engines can have."""
         engines = set(self.engines)
         known = [fault.value for fault in Fault if ONLY_ON.get(fault, engines) & engines]
         return known + [name for name in MODEL_FAULTS if {"aws", "mixed"} & engines]
@@ -94,7 +99,8 @@ class Summary:
 def run_seeds(
     seeds: Sequence[int], *, engine: str | None = None, hours: float | None = None
 ) -> Iterator[Report]:
-    """A report a seed, in order; of many, reports of good seeds come without their lines."""
+    """Yields one report per seed, in order. With many seeds, only reports of failed seeds keep
+    their trace lines."""
     one = partial(run_seed, engine=engine, hours=hours)
     if len(seeds) == 1:
         yield one(seeds[0])

@@ -1,8 +1,8 @@
-"""Swaps: replace a function, a method or a constant of the product for a while.
+"""Replaces functions, methods and constants of the product for a while.
 
-The simulator overrides limits with them, and tests/mutants switches defects on. The product has no
-switches for that. If the place that a swap names is gone, or takes other arguments, that is an
-error, and not a swap that does nothing.
+The simulator overrides limits with it, and tests/mutants puts defects in. The product has no
+switches for either. A swap whose target is gone, or takes other arguments, raises an error instead
+of having no effect.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ Make = Callable[[Any], Any]
 
 
 class PlaceGone(LookupError):
-    """The product has changed: the swap has to follow."""
+    """The target of a swap does not exist any more, or has another shape: the swap must be
+    adapted."""
 
 
 def swapping(place: str, make: Make) -> Apply:
-    """Swaps what stands at `package.module:name` or `package.module:Class.name` for what `make`
-    makes of it."""
+    """Returns a swap: while it is applied, the object at `package.module:name` or
+    `package.module:Class.name` is replaced by what `make` returns for it."""
 
     @contextmanager
     def applied() -> Iterator[None]:
@@ -41,12 +42,12 @@ def swapping(place: str, make: Make) -> Apply:
 
 
 def setting(place: str, value: object) -> Apply:
-    """Swaps a constant."""
+    """Returns a swap of a constant."""
     return swapping(place, lambda _: value)
 
 
 def combined(*swaps: Apply) -> Apply:
-    """Several swaps as one."""
+    """Returns one swap that applies all of these."""
 
     @contextmanager
     def applied() -> Iterator[None]:
@@ -59,7 +60,8 @@ def combined(*swaps: Apply) -> Apply:
 
 
 def part(place: str) -> Any:
-    """What the product has there, for mutants that put its parts together in another way."""
+    """Returns the object at a place of the product, for mutants that combine its parts
+    differently."""
     owner, name = _find(place)
     return vars(owner)[name]
 

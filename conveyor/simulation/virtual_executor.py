@@ -1,4 +1,5 @@
-"""The executor of the embedded engine without threads: work runs inline, after a short delay."""
+"""Runs the blocking work of the embedded engine without threads: inline, after a short virtual
+delay."""
 
 from __future__ import annotations
 
@@ -21,13 +22,16 @@ from conveyor.simulation.faults.power_cut import SyncLog
 
 T = TypeVar("T")
 
+# How long work that found the database locked waits before it tries again.
 _TURN_S = 0.001
+# The functions of the engine that write bodies, by name.
 _WRITES_BODIES = frozenset({"_write_group", "_store", "write"})
 
 
 @dataclass(frozen=True, slots=True)
 class VirtualExecutor:
-    """Each piece of work takes a moment of virtual time; some of it fails as disks do."""
+    """An executor for virtual time. It injects faults of the disk: failed reads and commits, a full
+    disk, and bodies of which only half is written."""
 
     faults: Faults
     random: Random
@@ -54,10 +58,11 @@ class VirtualExecutor:
         trio.lowlevel.spawn_system_task(self._in_turn, work, then, is_locked)
 
     def linger(self, seconds: float) -> None:
-        """Waiting here would stop the world; the moment before the work stands for it."""
+        """Does nothing: blocking here would stop the world. The delay before each piece of work
+        stands for it."""
 
     def measure_volume(self, directory: str) -> Volume:
-        """Room without end, no floor and no reserve: the real disk is no part of the world."""
+        """Reports unlimited free space, so that the real disk of the machine has no influence."""
         return Volume(free_bytes=1 << 62, total_bytes=0)
 
     async def _later(
@@ -83,7 +88,8 @@ class VirtualExecutor:
         then(result)
 
     def _failure(self, work: Callable[[], Any]) -> outcome.Error | None:
-        """Only a commit may fail as a whole: what writes files tells of each by itself."""
+        """The injected failure of a commit, or None. Only commits fail as a whole here; work that
+        writes files reports each failure by itself."""
         if _name_of(work) != "_commit":
             return None
         if self.faults.strikes(Fault.COMMIT_FAILED):
@@ -99,7 +105,8 @@ class VirtualExecutor:
             raise _sqlite_error("database is locked", sqlite3.SQLITE_BUSY)
 
     def _disk(self, work: Callable[..., Any]) -> AbstractContextManager[None]:
-        """What this work finds of the disk: that of bodies may be full, and takes half of one."""
+        """The state of the disk while this work runs: it may be full after half of a body, or its
+        syncs may be recorded."""
         if _name_of(work) in _WRITES_BODIES and self.faults.strikes(Fault.BODY_TORN):
             return _full_disk()
         return nullcontext() if self.syncs is None else self.syncs.recording()
@@ -114,7 +121,8 @@ def _name_of(work: Callable[..., Any]) -> str:
 
 @contextmanager
 def _full_disk() -> Iterator[None]:
-    """Nothing else runs meanwhile: work is done on the spot."""
+    """Makes writes fail after half of their data. Other work is not affected, because this work
+    runs inline."""
     write, writev = os.write, os.writev
 
     def torn(descriptor: int, data: bytes) -> NoReturn:

@@ -1,6 +1,6 @@
-"""Describe: one line about a call of an engine, for people and for the hash of a trace.
+"""Describes a call to an engine in one line, for readers of a trace and for its hash.
 
-The line must not depend on how sets are ordered, so of composite values only the kind is told.
+The line must not depend on the order of sets, so of a collection only its type and length appear.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Story: of a long trace, what a reader needs to see why a seed failed (docs/simulator.md)."""
+"""Selects the lines of a trace that explain why a seed failed (docs/simulator.md)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from conveyor.simulation.trace.trace import Line
 
 NAMED_MAX = 150
-"""So many lines, at most, about those whom a failure names, the last ones."""
+"""The summary shows at most this many lines about the ids that the failures name: the last ones."""
 DISTURBED_MAX = 50
-"""And so many of what happened meanwhile to processes, clocks and engines; and to calls."""
+"""The summary shows at most this many lines about faults of processes, clocks and engines, and as
+many about failed calls."""
 LEAD_S = 120.0
-"""What happened so long before the first of these lines may have to do with it."""
+"""Faults within this time before the first shown line may have caused the failure."""
 
 _ID = re.compile(r"\b(?:[0-9A-HJKMNP-TV-Z]{26}|[0-9a-f]{32})\b")
 _WORLD = "chaos"
@@ -33,7 +34,7 @@ _DISTURBANCES = frozenset(
 
 
 def story_of(lines: Sequence[Line], wrongs: Iterable[str]) -> list[Line]:
-    """Returns the lines about the rows named in `wrongs`, and the faults of that time, in order."""
+    """Returns the lines about the ids named in `wrongs`, and the faults of that time, in order."""
     ids = {row_id for wrong in wrongs for row_id in _ID.findall(wrong)}
     named = _last(NAMED_MAX, lines, lambda line: _is_about(line, ids))
     if not named:
@@ -45,7 +46,7 @@ def story_of(lines: Sequence[Line], wrongs: Iterable[str]) -> list[Line]:
 
 
 def is_disturbance(line: Line) -> bool:
-    """Whether the line tells what befell a process, a clock or a whole engine."""
+    """Whether the line reports a fault of a process, a clock or a whole engine."""
     return line.who == _WORLD or line.what in _DISTURBANCES
 
 
@@ -54,5 +55,5 @@ def _is_about(line: Line, ids: set[str]) -> bool:
 
 
 def _last(count: int, lines: Sequence[Line], fits: Callable[[Line], bool]) -> list[int]:
-    """Where the last of those stand that fit."""
+    """The indexes of the last `count` lines for which `fits` returns True."""
     return [index for index, line in enumerate(lines) if fits(line)][-count:]

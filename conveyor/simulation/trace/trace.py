@@ -1,4 +1,5 @@
-"""Trace: who did what, when, in virtual time; and one hash over all of it (docs/simulator.md)."""
+"""The trace: what each part of a world did, at which virtual time, and a hash over all of it
+(docs/simulator.md)."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ import trio
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One thing that happened. `is_minor` where a reader can do without it, `is_fault` where the
-    world made a call fail."""
+    """One event. `is_minor` lines are left out of a summary. `is_fault` lines report a call that
+    failed because of an injected fault."""
 
     at: float
     who: str
@@ -25,6 +26,8 @@ class Line:
 
 
 class Trace:
+    """Collects the lines of one world and hashes them as they come."""
+
     def __init__(self) -> None:
         self.lines: list[Line] = []
         self._hash = hashlib.blake2b(digest_size=16)
