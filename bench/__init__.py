@@ -1,1 +1,1 @@
-"""Benchmarks: one file per question, all arms in one process, answers as ratios."""
+"""Benchmarks: each file answers one question, as ratios between arms that one command runs."""

@@ -1,13 +1,16 @@
-"""How often is a message received before it is run, at a cap, with permits and without?
+"""Measures how often a message is received before its task runs, with and without permits.
 
-The experiment of the reference design: 500 tasks, a cap of 5, 50 dispatchers in one process, real
-pollers on a real SQS engine. In the off arm a message is received first and the cap is found out
-afterwards; the local gate counts what runs here before a receive, and cools down; permits take a
-shared lease for each message before the receive, as the product does. The first two are wrappers
-around the ports of the same poller (bench/late_leases.py).
-Then 3,334 tasks and four processes' worth of dispatchers on one queue, and one of four killed.
+This is the experiment of the reference design: 500 tasks, a cap of 5 tasks in flight, 50
+dispatchers in one process, real pollers on a real SQS engine. Three arms differ in what a
+dispatcher does before a receive:
 
-On a model of SQS in virtual time, and the same over the wire on a server that speaks SQS.
+- `off`: nothing. It receives a message and learns afterwards that the job is at its cap.
+- `local gate`: it counts the tasks of its own process, and pauses after a refusal.
+- `permits`: it acquires a shared lease for each message, as the product does.
+
+The first two arms wrap the ports of the same poller (bench/late_leases.py). Then the bench repeats
+the arms with 3,334 tasks and the dispatchers of four processes on one queue, and kills one of the
+four. It runs on a model of SQS in virtual time, and on an SQS-compatible server in real time.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ import trio
 from trio.testing import MockClock
 
 from bench.dispatch import Arm, Drained, Gate, Link, Shared, drain
-from bench.svg_chart import Panel, draw, is_whole, place_of
+from bench.svg_chart import Panel, draw, figure_path, is_full_run
 from conveyor.engines.memory import memory_engine
 from conveyor.engines.system import VirtualClock
 from conveyor.simulation.models.aws import AwsModel
@@ -31,9 +34,9 @@ from conveyor.simulation.models.fault_source import FaultSource
 
 SQS_S, LEASES_S = 0.02, 0.01
 DEFINITIONS = """\
-receives  messages that the queue handed out, for each task
-calls     receive calls, of up to ten messages each; some find nothing
-dead      tasks that were given up: run queues have no dead letters
+receives  messages that the queue delivered, per task
+calls     receive calls, of up to ten messages each; empty ones find no message
+dead      tasks that ended without a page; run queues have no dead-letter queue
 """
 
 ONE_PROCESS = {
@@ -51,29 +54,31 @@ PROCESSES = {
 KILLED = {"permits_killed": Arm(name="permits, one killed", processes=4, killed_at=100)}
 
 Results = dict[str, tuple[Arm, Drained]]
-Watch = Callable[[int], None]
+OnProgress = Callable[[int], None]
 
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench amplification", description=__doc__)
-    parser.add_argument("--model-only", action="store_true", help="no server over the wire")
+    parser.add_argument("--model-only", action="store_true", help="skip the arms on local servers")
     parser.add_argument(
-        "--short", action="store_true", help="worker processes over the wire get a tenth of it"
+        "--short", action="store_true", help="the worker processes drain a tenth of the tasks"
     )
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     options = parser.parse_args(arguments)
-    logging.disable(logging.WARNING)  # A killed process logs many warnings.
+    logging.disable(
+        logging.WARNING
+    )  # The surviving processes log many warnings about the killed one.
     print(DEFINITIONS)
     print(f"A model of SQS ({SQS_S * 1e3:.0f} ms a call, leases {LEASES_S * 1e3:.0f} ms):")
     modelled = run_all({**ONE_PROCESS, **PROCESSES, **KILLED}, in_model)
-    wired: Results = {}
+    measured: Results = {}
     if not options.model_only:
-        from bench.multi_process import run_wire
+        from bench.multi_process import run_on_servers
 
-        wired = run_wire(short=options.short)
-    panels = panels_of("modelled SQS", modelled) + panels_of("SQS over the wire", wired)
-    whole = bool(wired) and is_whole(parser, options)
-    figure = place_of("amplification", is_whole=whole)
+        measured = run_on_servers(short=options.short)
+    panels = panels_of("modelled SQS", modelled) + panels_of("SQS server", measured)
+    is_full = bool(measured) and is_full_run(parser, options)
+    figure = figure_path("amplification", is_full_run=is_full)
     draw(figure, "Receives per delivered message", panels)
     if options.json:
         names = ("off", "local_gate", "permits", "permits_processes")
@@ -81,13 +86,13 @@ def main(arguments: list[str]) -> None:
         print(msgspec.json.encode(line).decode())
 
 
-def run_all(arms: Mapping[str, Arm], run: Callable[[Arm, Watch], Drained]) -> Results:
-    """Runs one arm after the other and prints the line of each."""
-    head()
+def run_all(arms: Mapping[str, Arm], run: Callable[[Arm, OnProgress], Drained]) -> Results:
+    """Runs the arms one after the other and prints a row for each."""
+    print_header()
     results = {}
     for key, arm in arms.items():
         results[key] = (arm, run(arm, make_progress_line(arm)))
-        show(*results[key])
+        print_row(*results[key])
     print(summarize(results))
     return results
 
@@ -99,16 +104,16 @@ def summarize(results: Results) -> str:
         return f"  NOT complete: {', '.join(incomplete)}"
     sizes = dict.fromkeys(f"{drained.done:,}/{drained.tasks:,}" for _, drained in results.values())
     return (
-        f"  every arm complete ({', '.join(sizes)}), 0 given up, 0 in the DLQ: run queues have none"
+        f"  every arm complete ({', '.join(sizes)}), 0 dead; run queues have no dead-letter queue"
     )
 
 
-def in_model(arm: Arm, watch: Watch) -> Drained:
-    return trio.run(model, arm, watch, clock=MockClock(autojump_threshold=0))
+def in_model(arm: Arm, on_progress: OnProgress) -> Drained:
+    return trio.run(model, arm, on_progress, clock=MockClock(autojump_threshold=0))
 
 
-async def model(arm: Arm, watch: Watch = lambda done: None) -> Drained:
-    """Runs an arm in virtual time. The caller provides a clock that jumps."""
+async def model(arm: Arm, on_progress: OnProgress = lambda done: None) -> Drained:
+    """Runs an arm in virtual time. The caller provides a clock that advances by itself."""
     clock, randomness = VirtualClock(1_700_000_000.0), random.Random(1)
     memory = memory_engine(clock=clock, random=randomness)
     shared = Shared(
@@ -118,29 +123,29 @@ async def model(arm: Arm, watch: Watch = lambda done: None) -> Drained:
         clock=clock,
         random=randomness,
     )
-    return await drain(shared, arm, lambda: Link(randomness, SQS_S, LEASES_S), watch)
+    return await drain(shared, arm, lambda: Link(randomness, SQS_S, LEASES_S), on_progress)
 
 
-def make_progress_line(arm: Arm) -> Watch:
-    """Returns a function that shows the progress of an arm on a terminal."""
+def make_progress_line(arm: Arm) -> OnProgress:
+    """Returns a function that prints the progress of an arm, if stderr is a terminal."""
     if not sys.stderr.isatty():
         return lambda done: None
 
-    def watch(done: int) -> None:
+    def on_progress(done: int) -> None:
         end = "\r" if done < arm.tasks else "\r\033[K"
         print(f"  {arm.name}: {done:,} of {arm.tasks:,}", end=end, file=sys.stderr, flush=True)
 
-    return watch
+    return on_progress
 
 
-def head() -> None:
+def print_header() -> None:
     print(
         f"  {'':20}{'processes':>10}{'cap':>5}{'receives':>10}{'tasks/s':>9}{'elapsed':>10}"
         f"{'done':>13}{'dead':>6}{'calls':>9}{'empty':>9}"
     )
 
 
-def show(arm: Arm, drained: Drained) -> None:
+def print_row(arm: Arm, drained: Drained) -> None:
     print(
         f"  {arm.name:20}{arm.processes:>10}{arm.cap:>5}{drained.amplification:>10.3f}"
         f"{drained.tasks / drained.seconds:>9.1f}{drained.seconds:>8.1f} s"
@@ -151,7 +156,7 @@ def show(arm: Arm, drained: Drained) -> None:
 
 
 def panels_of(where: str, results: Results) -> list[Panel]:
-    """Returns one panel for each size of the experiment."""
+    """Returns one chart panel for each combination of task count, cap and process count."""
     panels = []
     for tasks, cap, processes in dict.fromkeys(
         (arm.tasks, arm.cap, arm.processes) for arm, _ in results.values()

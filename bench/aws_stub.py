@@ -1,6 +1,6 @@
-"""A stand-in for DynamoDB, SQS and S3 on loopback: knows the answers, keeps nothing.
+"""A stub of DynamoDB, SQS and S3 on loopback that returns fixed responses and stores nothing.
 
-In a process of its own, on uvloop's bare protocol, so that it is never what limits an arm.
+It runs in its own process, on uvloop's bare protocol, so that it never limits the arm it serves.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _STORED = _response(b"", "application/xml")
 
 
 class Stub(asyncio.Protocol):
-    """Answers each request when its last byte is there."""
+    """Answers each request when its last byte has arrived."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -66,7 +66,7 @@ class Stub(asyncio.Protocol):
             length = _LENGTH.search(head)
             whole = end + 4 + (int(length[1]) if length else 0)
             if len(self._buffer) < whole:
-                # An SDK holds a body back until it is asked for it.
+                # An AWS SDK sends the body only after a "100 Continue".
                 if whole > end + 4 == len(self._buffer) and b"100-continue" in head.lower():
                     self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
                 return
@@ -82,7 +82,7 @@ async def serve() -> None:
 
 
 @contextmanager
-def a_stub() -> Iterator[str]:
+def running_stub() -> Iterator[str]:
     command = (sys.executable, "-m", "bench.aws_stub")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None

@@ -1,9 +1,9 @@
-"""What does one call to AWS cost, in CPU: our lean plane, or aioboto3 through trio-asyncio?
+"""Measures the CPU time of one call to AWS with our client, and with aioboto3 on trio-asyncio.
 
-16 in flight against a stub on loopback. Shown are the lean plane alone, the same behind the seam,
-as the engine calls it, and with the meter running. Each arm runs in a process of its own and only
-that one is measured; a round measures all arms one after the other, and ratios are taken within a
-round. Shown are medians.
+Each arm makes calls to a stub on loopback, 16 in flight. `lean` is our transport alone, `seam` is
+the same transport behind the retrying client that the engine calls, `metered` adds the usage meter.
+Each arm runs in its own process, and only that process is measured. A round measures all arms one
+after the other, ratios are taken within a round, and the medians of the rounds are shown.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from statistics import median
 
 import msgspec
 
-from bench.aws_stub import a_stub
+from bench.aws_stub import running_stub
 from bench.awsclient_variants import CALLS
-from bench.svg_chart import Panel, draw, is_whole, place_of
+from bench.svg_chart import Panel, draw, figure_path, is_full_run
 
 ARMS = ("lean", "seam", "metered", "aioboto3")
 INFLIGHT = 16
-# An arm of some milliseconds a call needs fewer of them.
+# aioboto3 needs some milliseconds a call, so a tenth of the calls gives the same precision.
 SLOW_SHARE = 10
 
 Rounds = dict[str, list[float]]
@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     options = parser.parse_args(arguments)
     points: dict[str, Rounds] = {operation: {arm: [] for arm in ARMS} for operation in CALLS}
-    with a_stub() as url:
+    with running_stub() as url:
         for _ in range(options.rounds):
             for operation, rounds in points.items():
                 for arm in ARMS:
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> None:
         Panel(operation, [(arm, median(taken)) for arm, taken in rounds.items()], "us")
         for operation, rounds in points.items()
     ]
-    figure = place_of("awsclient", is_whole=is_whole(parser, options))
+    figure = figure_path("awsclient", is_full_run=is_full_run(parser, options))
     draw(figure, "CPU per call to AWS", panels)
     if options.json:
         print(msgspec.json.encode(_summary(points)).decode())
@@ -58,7 +58,7 @@ def _run(arm: str, operation: str, url: str, count: int) -> float:
 
 
 def _ratio(rounds: Rounds, arm: str) -> float:
-    """What `arm` takes of what aioboto3 takes."""
+    """Returns the CPU time of `arm` as a share of aioboto3's: the median of the rounds."""
     pairs = zip(rounds[arm], rounds["aioboto3"], strict=True)
     return median([ours / theirs for ours, theirs in pairs])
 

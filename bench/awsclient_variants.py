@@ -1,7 +1,8 @@
-"""The clients of the AWS bench, each run alone in a process of its own.
+"""The clients that `bench awsclient` compares; each runs alone in its own process.
 
 `python -m bench.awsclient_variants ARM OPERATION URL COUNT INFLIGHT` prints the CPU microseconds
-per call of this process. Connections are opened, and models loaded, before the clock starts.
+that this process used per call. Connections are opened and API models are loaded before the
+measurement starts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""How much memory do 200 bodies of 25 MiB at once need, with and without a budget for bodies?
+"""Measures the memory that 200 bodies of 25 MiB need at the same time, with and without a budget.
 
-One worker with 200 slots on the embedded engine fetches bodies of each size from a site on this
-machine. `budget` is what a container of 2 GB gets (CONVEYOR_BODY_MEMORY_MB=1024), `none` is a
-budget that nothing reaches. Each arm runs in a process of its own; the memory is its peak.
+One worker with 200 slots on the embedded engine fetches bodies of each size from a site on the same
+machine. The arm `budget` has the memory budget for bodies of a container with 2 GB
+(CONVEYOR_BODY_MEMORY_MB=1024); the arm `none` has a budget too large to be reached. Each arm runs
+in its own process; the figure is its peak resident memory.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import msgspec
 import trio
 
 from bench.local_run import running_worker, start_run, wait_for_end
-from bench.origin import an_origin
+from bench.origin import running_origin
 from conveyor.config import Settings
 from conveyor.domain import limits
 
@@ -65,7 +66,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--count", type=int, default=400)
     parser.add_argument("--slots", type=int, default=200)
     parser.add_argument("--sizes-kb", type=int, nargs="+", default=[25 * 1024, 900, 20])
-    parser.add_argument("--arm", choices=list(ARMS), help="only this one")
+    parser.add_argument("--arm", choices=list(ARMS), help="run only this arm")
     parser.add_argument("--url", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -79,8 +80,8 @@ def main(arguments: list[str]) -> None:
     print("| body | bodies | budget MiB | peak RSS MB | seconds | successful |")
     print("|---|---|---|---|---|---|")
     for size_kb in options.sizes_kb:
-        # Half a second, so that all slots fetch at the same time.
-        with an_origin(size_bytes=size_kb * 1024, think_s=0.5) as url:
+        # A response after half a second, so that all slots fetch at the same time.
+        with running_origin(size_bytes=size_kb * 1024, think_s=0.5) as url:
             for arm in [options.arm] if options.arm else ARMS:
                 peak = measure(arm, url, options.count, options.slots)
                 budget = ARMS[arm] if arm == "budget" else "none"

@@ -1,4 +1,4 @@
-"""A certificate authority and a certificate for 127.0.0.1, made for one run and then forgotten."""
+"""Creates a certificate authority and a certificate for 127.0.0.1 that last for one benchmark."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from cryptography.x509.oid import NameOID
 
 
 def make(folder: Path) -> tuple[Path, Path]:
-    """The file that clients trust, and the file with which a server proves itself."""
+    """Returns the CA file that clients trust, and the file with the server's certificate and
+    key."""
     ca_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     ca_name = _name("bench authority")
     ca = _certificate_builder(ca_name, ca_name, ca_key, is_ca=True).sign(ca_key, hashes.SHA256())

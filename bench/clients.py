@@ -1,9 +1,9 @@
-"""What do 10,000 downloaded results cost the asyncio and the sync client, beside the Trio client?
+"""Measures the CPU time that each client of the SDK needs to download 10,000 results.
 
-One `conveyor dev` fetches a list once. Then each client, in a process of its own, lists the results
-and downloads every body with `download_all`, in turns. `httpx` is the asyncio client without the
-pool: sixteen calls of `download` at a time. What counts is the CPU time of the client's process,
-imports not included.
+One `conveyor dev` fetches a list once. Then each client lists the results and downloads every body
+with `download_all`, in its own process, one client after the other. The arm `httpx` is the asyncio
+client without its connection pool: sixteen calls of `download` at a time. The figure is the CPU
+time of the client's process without its imports.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from statistics import median
 import msgspec
 import trio
 
-from bench.million import a_server
-from bench.origin import an_origin
+from bench.million import running_server
+from bench.origin import running_origin
 from conveyor.sdk import AsyncioClient, Client, TrioClient
 
 KEY = "bench"
@@ -44,8 +44,8 @@ def main(arguments: list[str]) -> None:
     times: dict[str, list[float]] = {arm: [] for arm in ARMS}
     with (
         tempfile.TemporaryDirectory(dir=".", prefix=".bench-") as name,
-        an_origin(size_bytes=20_000, think_s=0.0) as site,
-        a_server(Path(name)) as (url, _),
+        running_origin(size_bytes=20_000, think_s=0.0) as site,
+        running_server(Path(name)) as (url, _),
     ):
         job = scrape(url, site, options.tasks)
         for _ in range(options.rounds):
@@ -64,7 +64,7 @@ def main(arguments: list[str]) -> None:
 
 
 def scrape(url: str, site: str, count: int) -> str:
-    """Returns the id of a finished job of so many pages."""
+    """Submits a job of `count` pages, waits until it has finished, and returns its id."""
     with Client(url, KEY, timeout_s=300) as client:
         job = client.submit([f"{site}/{number}" for number in range(count)])
         assert client.wait(job.job_id).stats.successful == count
@@ -72,7 +72,7 @@ def scrape(url: str, site: str, count: int) -> str:
 
 
 def run_arm(arm: str, url: str, job_id: str) -> float:
-    """Returns the CPU seconds that the download took in a process of its own."""
+    """Returns the CPU seconds of a download in its own process."""
     with tempfile.TemporaryDirectory(dir=".", prefix=".bench-") as folder:
         command = [sys.executable, "-m", "bench.clients", arm, url, job_id, folder]
         return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)

@@ -1,11 +1,12 @@
-"""What does a million tasks cost on AWS: the whole bill, for one list alone and beside 200 callers?
+"""Computes the AWS bill of a million tasks, for one list alone and with 200 other callers.
 
-The real workers run in virtual time on modelled AWS, as in `bench scale`, on a table with warm
+Real workers run in virtual time on modelled AWS, as in `bench scale`, on a table with warm
 throughput, and a meter counts every call of every process. Only a part of the million is run
-(`--part`); the bill is scaled to a million tasks. Short lists are part of the fleet's bill, so a
-smaller part shows a dearer fleet: compare bills of the same part. Hours follow from the rate.
-A short job and an idle worker are shown by step (`python -m bench small_jobs`), and
-`python -m bench cost_steps` shows the calls of one worker by step, on local servers.
+(`--part`); the bill is scaled to a million tasks, and hours follow from the rate. The calls of the
+short lists are part of the bill of the shared fleet, and their share grows when the part of the
+long list is smaller: compare only bills of the same part. A short job and an idle worker are shown
+by step (`python -m bench small_jobs`), and `python -m bench cost_steps` shows the calls of one
+worker by step, on local servers.
 """
 
 from __future__ import annotations
@@ -21,16 +22,24 @@ import msgspec
 import trio
 
 from bench import small_jobs
-from bench.fleet import LONG, Fleet, Plan, a_fleet
-from bench.reference_design import RECEIVES, seeds_path
-from bench.scale import FRESH_MAX, WARM, WARM_UP_S, arrive, count_done, insist, teller
-from bench.scale_table import SMALL
+from bench.fleet import LONG, Fleet, Plan, running_fleet
+from bench.reference_design import RECEIVES, reference_steps
+from bench.scale import (
+    FRESH_MAX,
+    WARM,
+    WARM_UP_S,
+    count_done,
+    make_progress_line,
+    retry_while_unavailable,
+    submit_short_lists,
+)
+from bench.scale_table import SHORT_LIST_TASKS
 from conveyor.engines.aws.client import usage as prices
 from conveyor.simulation.deterministic_trio import JumpClock
 
 MILLION = 1_000_000
 SHARDS = 8
-LOOK_S = 0.5
+POLL_S = 0.5
 
 # A worker is a Fargate task of 1 vCPU and 2 GB. USD, us-east-1, Linux on x86.
 FARGATE_WORKER_HOUR = 0.04048 + 2 * 0.004445
@@ -59,7 +68,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Bill(msgspec.Struct, frozen=True):
-    """What a design or a commit comes to: USD are those of a million tasks, the rest is of one task
+    """The cost of a design or of a commit: USD for a million tasks, the other figures for one task
     of the fleet."""
 
     name: str
@@ -70,8 +79,9 @@ class Bill(msgspec.Struct, frozen=True):
     redis_calls: float
 
 
-# Of bench/results/scale.md at this commit: 50 workers, 8 shards, warm, a part of 20,000 tasks. The
-# bill of one list alone was measured in the same way. A first claim still had a write there.
+# Measured at commit f8b26e8 (bench/results/scale.md): 50 workers, 8 shards, warm, a part of 20,000
+# tasks. The bill of one list alone was measured in the same way. At that commit the first claim of
+# a task was a write.
 BEFORE = Bill("f8b26e8", alone_usd=7.74, usd=10.00, calls=8.62, write_units=5.45, redis_calls=6.62)
 SMALL_JOBS, SMALL_WORKERS = 60, 10
 
@@ -79,13 +89,13 @@ SMALL_JOBS, SMALL_WORKERS = 60, 10
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench cost", description=__doc__)
     parser.add_argument("--part", type=int, default=200_000, help="tasks of the long list")
-    parser.add_argument("--alone-part", type=int, default=100_000, help="the same, for one list")
+    parser.add_argument("--alone-part", type=int, default=100_000, help="tasks of one list alone")
     parser.add_argument("--workers", type=int, default=50, help="workers of the fleet")
-    parser.add_argument("--callers", type=int, default=200, help="those with a short list")
+    parser.add_argument("--callers", type=int, default=200, help="callers with a short list")
     parser.add_argument("--slots", type=int, default=40, help="pages that a worker has in flight")
     parser.add_argument("--think", type=float, default=2.0, help="seconds that a page takes")
-    parser.add_argument("--page-kb", type=float, default=20.0, help="of a body, for its storage")
-    parser.add_argument("--no-redis", action="store_true", help="with leases in the table")
+    parser.add_argument("--page-kb", type=float, default=20.0, help="size of a stored body")
+    parser.add_argument("--no-redis", action="store_true", help="keep leases in the table")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     options = parser.parse_args(arguments)
@@ -121,22 +131,22 @@ def main(arguments: list[str]) -> None:
 
 
 async def measure(plan: Plan, part: int, callers: int, seed: int) -> Usage:
-    """Runs a part of a long list to its end, and short lists that arrive meanwhile."""
+    """Runs a part of a long list to its end, and the short lists that are submitted meanwhile."""
     slots = plan.workers * plan.slots
-    async with a_fleet(plan, seed) as fleet:
+    async with running_fleet(plan, seed) as fleet:
         await trio.sleep(WARM_UP_S)
         before, began_at = snapshot(fleet), trio.current_time()
         small: list[float] = []
-        long = await insist(lambda: fleet.submit(LONG, part, max_inflight=slots))
+        long = await retry_while_unavailable(lambda: fleet.submit(LONG, part, max_inflight=slots))
         async with trio.open_nursery() as nursery:
             if callers:
                 gap_s = part * plan.think_s / slots / callers
-                nursery.start_soon(arrive, fleet, callers, gap_s, small)
-            tell = teller(f"{plan.workers} workers, {callers} callers")
-            while (done := await insist(lambda: count_done(fleet, long))) < part:
-                tell(done, part)
-                await trio.sleep(LOOK_S)
-        tasks = part + SMALL * len(small)
+                nursery.start_soon(submit_short_lists, fleet, callers, gap_s, small)
+            show_progress = make_progress_line(f"{plan.workers} workers, {callers} callers")
+            while (done := await retry_while_unavailable(lambda: count_done(fleet, long))) < part:
+                show_progress(done, part)
+                await trio.sleep(POLL_S)
+        tasks = part + SHORT_LIST_TASKS * len(small)
         seconds = trio.current_time() - began_at
         return usage_since(before, fleet, tasks, seconds)
 
@@ -203,7 +213,7 @@ def show(name: str, used: Usage, plan: Plan, part: int, page_kb: float) -> None:
 
 
 def compare(alone: Usage, fleet: Usage, inflight: int, page_s: float) -> None:
-    steps = seeds_path(inflight=inflight, page_s=page_s, receives=RECEIVES["mean"])
+    steps = reference_steps(inflight=inflight, page_s=page_s, receives=RECEIVES["mean"])
     reference = Bill(
         "the reference design",
         alone_usd=sum(step.usd_per_million for step in steps),
@@ -220,7 +230,7 @@ def compare(alone: Usage, fleet: Usage, inflight: int, page_s: float) -> None:
         write_units=fleet.write_units,
         redis_calls=fleet.calls.get("redis", 0.0),
     )
-    print("\nBeside others: USD a million without hours and storage; the fleet also by the task")
+    print("\nComparison: USD a million without hours and storage, and the fleet's figures per task")
     print(f"{'':24}{'alone':>9}{'fleet':>9}{'calls':>9}{'writes':>9}{'Redis':>9}")
     for one in (reference, BEFORE, ours):
         print(

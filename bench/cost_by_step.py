@@ -1,4 +1,4 @@
-"""Ports that say what each of their calls is for, so that the meter can tell the steps apart."""
+"""Wraps ports so that the meter counts each of their calls for a step of a task."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from conveyor.usecases.context import Context
 
 T = TypeVar("T")
 
-STORE_BODY, STANDING, BENCH = "store body", "watch", "bench"
+STORE_BODY, BACKGROUND, BENCH = "store body", "watch", "bench"
 STEPS = (
     "submit",
     "ingest",
@@ -35,8 +35,8 @@ STEPS = (
     "ack",
     "complete",
 )
-"""In the order in which a task meets them. Beside them there are looks for runs, for notices and
-for what crashed, which a worker takes by the clock, and what the bench itself asks."""
+"""The steps in the order in which a task reaches them. `BACKGROUND` is the periodic polling of a
+worker for runs, notices and crashed work; `BENCH` are the calls of the bench itself."""
 
 _OF_METHOD = {
     "acquire": "lease",
@@ -53,15 +53,15 @@ _OF_METHOD = {
 }
 
 
-class Stepped:
-    """A port whose calls count for their step; what is called on the way counts for the same."""
+class StepCountingPort:
+    """A port whose calls count for a step, together with every call that they make."""
 
     def __init__(self, port: object) -> None:
         self._port = port
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._port, name)
-        if name == "open":  # It streams, which no step of a task does.
+        if name == "open":  # Streams a body, which no step of a task does.
             return method
 
         async def call(*args: Any, **kwargs: Any) -> Any:
@@ -79,19 +79,19 @@ async def for_step(step: str, work: Callable[[], Awaitable[T]]) -> T:
 
 
 def _step_of(name: str, args: Sequence[Any]) -> str:
-    around = STEP.get() or STANDING
+    around = STEP.get() or BACKGROUND
     if around in {"submit", BENCH}:
         return around
     match name:
         case "commit":
             return _step_of_changes(args[0]) or around
         case "read" | "find":
-            return _step_of_look(args[0]) or around
+            return _step_of_read(args[0]) or around
         case _:
             return _OF_METHOD.get(name, around)
 
 
-def _step_of_look(argument: object) -> str | None:
+def _step_of_read(argument: object) -> str | None:
     if isinstance(argument, BatchKey | BatchesOf):
         return "ingest"
     return "complete" if isinstance(argument, StatsOf | StatsKey) else None
@@ -115,8 +115,8 @@ def _step_of_changes(changes: Sequence[Change]) -> str | None:
 def with_steps(env: Context) -> Context:
     return replace(
         env,
-        store=cast("Any", Stepped(env.store)),
-        queue=cast("Any", Stepped(env.queue)),
-        blobs=cast("Any", Stepped(env.blobs)),
-        coordinator=cast("Any", Stepped(env.coordinator)),
+        store=cast("Any", StepCountingPort(env.store)),
+        queue=cast("Any", StepCountingPort(env.queue)),
+        blobs=cast("Any", StepCountingPort(env.blobs)),
+        coordinator=cast("Any", StepCountingPort(env.coordinator)),
     )

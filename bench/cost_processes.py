@@ -1,14 +1,14 @@
-"""Do six real worker processes make as many calls as the model of `bench cost` says?
+"""Compares the calls of six real worker processes with the calls that `bench cost` models.
 
-The processes work on servers that stand in for DynamoDB, SQS, S3 and Redis, in real time, with a
-gateway that only thinks. The model runs the same workers and the same list in virtual time. Both
-count every call of the workers from the submit to the end of the list; the calls of a callers'
-process are left out.
+The processes run in real time on servers that stand in for DynamoDB, SQS, S3 and Redis, with a
+gateway that only waits. The model runs the same workers and the same list in virtual time. Both
+arms count every call of the workers from the submit to the end of the list, and none of the process
+that submits.
 
-A worker also looks for work all the time, so a list that takes longer has more calls. The local
-servers make the processes slower than the model, which has AWS's latencies. Therefore both arms
-first count what the fleet calls while it has no work. The ratio compares the calls of the list
-without those; the calls of an idle fleet are compared by themselves.
+A worker also polls for work, so a list that takes longer needs more calls, and the local servers
+make the processes slower than the model, which has AWS's latencies. Therefore both arms first count
+the calls of the fleet while it has no work. The ratio compares the calls of the list without those;
+the calls of an idle fleet are compared separately.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ import msgspec
 import trio
 
 from bench.cost import SHARDS
-from bench.cost_steps import a_cloud
-from bench.fleet import LONG, PLAN_SLOTS, Plan, SlowGateway, a_fleet
-from bench.scale import FRESH_MAX, WARM, WARM_UP_S, count_done, insist
+from bench.cost_steps import running_aws_servers
+from bench.fleet import LONG, PLAN_SLOTS, Plan, SlowGateway, running_fleet
+from bench.scale import FRESH_MAX, WARM, WARM_UP_S, count_done, retry_while_unavailable
 from conveyor.bootstrap.runtime import create_resources, open_runtime
 from conveyor.config import Settings, load_settings
 from conveyor.domain.changes import RunKey
@@ -47,11 +47,11 @@ from conveyor.simulation.deterministic_trio import JumpClock
 from conveyor.usecases.submit.jobs import Submission, submit
 from tests.servers import ACCESS_KEY, SECRET_KEY
 
-# All workers have read the reports of one another, twice.
-ACQUAINTED_S = 12.0
-# Long enough for several rounds of what a worker looks for: most are 5 to 20 s apart.
+# Workers report and read the roster every 5 s (PRESENCE_S), so each has read the others twice.
+ROSTER_S = 12.0
+# Long enough for several rounds of a worker's periodic polls, most of which are 5 to 20 s apart.
 IDLE_S = 60.0
-LOOK_S = 0.5
+POLL_S = 0.5
 SERVICES = ("dynamodb", "sqs", "s3", "redis")
 GATEWAY_URL = "https://gateway.example/"
 
@@ -74,17 +74,17 @@ class Counted(msgspec.Struct, frozen=True):
         return self.calls.get(service, 0) / load.tasks
 
     def beyond_idle(self, service: str, load: Load) -> float:
-        """The calls per task that an idle fleet would not have made meanwhile."""
+        """Returns the calls per task without those that an idle fleet makes in the same time."""
         idle = self.idle.get(service, 0) * self.seconds / IDLE_S
         return (self.calls.get(service, 0) - idle) / load.tasks
 
     def idle_per_s(self, service: str, load: Load) -> float:
-        """The calls of one idle worker in a second."""
+        """Returns the calls of one idle worker in a second."""
         return self.idle.get(service, 0) / IDLE_S / load.workers
 
 
 async def work(think_s: float) -> None:
-    """One worker process: prints its meter when it can be asked, and then at each SIGUSR1."""
+    """Runs one worker process. It prints its meter when it is ready, and again at each SIGUSR1."""
     settings = load_settings()
     calls_max = PLAN_SLOTS * settings.concurrency
     gateway = SlowGateway(think_s, random.Random(), calls_max=calls_max)
@@ -121,13 +121,13 @@ def count_in_processes(settings: Settings, load: Load, folder: Path) -> Counted:
                 process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=log)
             processes.append(process)
         _read_all(processes)
-        time.sleep(ACQUAINTED_S)
-        at_rest = _ask_all(processes)
+        time.sleep(ROSTER_S)
+        at_rest = _request_counts(processes)
         time.sleep(IDLE_S)
-        before, began_at = _ask_all(processes), time.monotonic()
-        trio.run(partial(_see_through, settings, load))
+        before, began_at = _request_counts(processes), time.monotonic()
+        trio.run(partial(_run_list, settings, load))
         seconds = time.monotonic() - began_at
-        after = _ask_all(processes)
+        after = _request_counts(processes)
     finally:
         for process in processes:
             process.kill()
@@ -135,7 +135,7 @@ def count_in_processes(settings: Settings, load: Load, folder: Path) -> Counted:
     return Counted(_by_service(after - before), seconds, _by_service(before - at_rest))
 
 
-def _ask_all(processes: list[subprocess.Popen[bytes]]) -> Counter[str]:
+def _request_counts(processes: list[subprocess.Popen[bytes]]) -> Counter[str]:
     for process in processes:
         process.send_signal(signal.SIGUSR1)
     return _read_all(processes)
@@ -156,7 +156,7 @@ def _by_service(calls: Counter[str]) -> Mapping[str, int]:
     return by_service
 
 
-async def _see_through(settings: Settings, load: Load) -> None:
+async def _run_list(settings: Settings, load: Load) -> None:
     """Submits the list and waits for its end."""
     settings = replace(settings, gateway_url=GATEWAY_URL)
     async with open_runtime(settings, role="api") as world:
@@ -167,7 +167,7 @@ async def _see_through(settings: Settings, load: Load) -> None:
         key = RunKey(accepted.job.job_id, accepted.run.run_id)
         run = await world.env.store.read(key)
         while run is None or run.ended_at is None:
-            await trio.sleep(LOOK_S)
+            await trio.sleep(POLL_S)
             run = await world.env.store.read(key)
 
 
@@ -183,15 +183,17 @@ async def _count_in_model(load: Load, seed: int) -> Counted:
         table_writes=WARM,
         think_s=load.think_s,
     )
-    async with a_fleet(plan, seed) as fleet:
+    async with running_fleet(plan, seed) as fleet:
         await trio.sleep(WARM_UP_S)
         at_rest = Counter(fleet.meter.calls)
         await trio.sleep(IDLE_S)
         before, began_at = Counter(fleet.meter.calls), trio.current_time()
         max_inflight = load.workers * load.slots
-        key = await insist(lambda: fleet.submit(LONG, load.tasks, max_inflight=max_inflight))
-        while await insist(lambda: count_done(fleet, key)) < load.tasks:
-            await trio.sleep(LOOK_S)
+        key = await retry_while_unavailable(
+            lambda: fleet.submit(LONG, load.tasks, max_inflight=max_inflight)
+        )
+        while await retry_while_unavailable(lambda: count_done(fleet, key)) < load.tasks:
+            await trio.sleep(POLL_S)
         seconds = trio.current_time() - began_at
         calls = _by_service(fleet.meter.calls - before)
         return Counted(calls, seconds, _by_service(before - at_rest))
@@ -216,12 +218,12 @@ def main(arguments: list[str]) -> None:
     model = count_in_model(load, options.seed)
     with (
         tempfile.TemporaryDirectory(dir=".", prefix=".bench-") as name,
-        a_cloud(folder := Path(name).resolve()) as settings,
+        running_aws_servers(folder := Path(name).resolve()) as settings,
     ):
         real = count_in_processes(settings, load, folder)
     show(model, real, load)
     if options.json:
-        print(msgspec.json.encode(_line(model, real, load)).decode())
+        print(msgspec.json.encode(_json_line(model, real, load)).decode())
 
 
 def show(model: Counted, real: Counted, load: Load) -> None:
@@ -231,17 +233,17 @@ def show(model: Counted, real: Counted, load: Load) -> None:
     for title, count in (
         ("calls per task, without those of an idle fleet", Counted.beyond_idle),
         ("calls of an idle worker in a second", Counted.idle_per_s),
-        ("calls per task, with those of the same time without work", Counted.per_task),
+        ("calls per task, with those that an idle fleet makes", Counted.per_task),
     ):
         print(f"{title:58}{'model':>9}{'processes':>11}{'ratio':>8}")
         rows = [(name, count(model, name, load), count(real, name, load)) for name in SERVICES]
-        rows.append(("together", sum(row[1] for row in rows), sum(row[2] for row in rows)))
+        rows.append(("total", sum(row[1] for row in rows), sum(row[2] for row in rows)))
         for name, modelled, made in rows:
             ratio = f"{made / modelled:.2f}x" if modelled else ""
             print(f"  {name:56}{modelled:>9.3f}{made:>11.3f}{ratio:>8}")
 
 
-def _line(model: Counted, real: Counted, load: Load) -> dict[str, float]:
+def _json_line(model: Counted, real: Counted, load: Load) -> dict[str, float]:
     modelled = sum(model.beyond_idle(name, load) for name in SERVICES)
     made = sum(real.beyond_idle(name, load) for name in SERVICES)
     idle_model = sum(model.idle_per_s(name, load) for name in SERVICES)

@@ -1,10 +1,9 @@
-"""What do a million tasks cost on AWS, in calls, capacity units and dollars, beside another design?
+"""Measures the AWS cost of a task by step, and compares it with the reference design.
 
-Conveyor's worker drains a large job over servers that stand in for AWS, and its meter counts each
-call for the step that it is made for; only the site is made up. The cost of the reference design
-(reference_design.py) is computed for the same job from its description. Bodies on S3 cost both
-the same, so they are shown and left out of sums. Calls that a worker makes by the clock are
-shown per second.
+Conveyor's worker drains a large job on servers that stand in for AWS, with a simulated site, and
+its meter counts each call for a step. The cost of the reference design (reference_design.py) is
+computed for the same job from its description. Bodies on S3 cost the same in both designs, so they
+are shown but not part of the sums. A worker's periodic calls are shown per second.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from typing import NamedTuple
 import msgspec
 import trio
 
-from bench.cost_by_step import BENCH, STANDING, STEPS, STORE_BODY, for_step, with_steps
+from bench.cost_by_step import BACKGROUND, BENCH, STEPS, STORE_BODY, for_step, with_steps
 from bench.local_run import start_run
-from bench.reference_design import RECEIVES, Step, seeds_path
-from bench.svg_chart import Panel, draw, is_whole, place_of
+from bench.reference_design import RECEIVES, Step, reference_steps
+from bench.svg_chart import Panel, draw, figure_path, is_full_run
 from conveyor.bootstrap.runtime import Runtime, create_resources, open_runtime
 from conveyor.config import Settings
 from conveyor.domain.budget import Price
@@ -40,12 +39,12 @@ from conveyor.engines.aws.dynamodb.items import to_item
 from conveyor.ports.gateway import Outcome, Scraped, ScrapeRequest
 from tests.servers import ACCESS_KEY, SECRET_KEY, a_ministack, a_redis
 
-LOOK_S = 0.5
+POLL_S = 0.5
 BODY = b"<html>" + b"x" * 2_000
 
 
 class Load(msgspec.Struct, frozen=True):
-    """A job to drain: how long it is, how much of it may be in flight, what a page takes."""
+    """A job to drain: its length, its cap, and the time that a page takes."""
 
     count: int
     inflight: int
@@ -53,7 +52,7 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class Sums(msgspec.Struct, frozen=True):
-    """What a task takes, without its body."""
+    """The cost of one task, without its body."""
 
     calls: float
     write_units: float
@@ -62,7 +61,7 @@ class Sums(msgspec.Struct, frozen=True):
 
 
 class Arms(NamedTuple):
-    """The reference design as it was first, with its later fix (the mean), and Conveyor."""
+    """The reference design without its gate, the same with it (mean of its runs), and Conveyor."""
 
     ungated: Sums
     gated: Sums
@@ -90,7 +89,7 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 class Site:
-    """Stands for the gateway: the same page for everybody, after about the time a page takes."""
+    """A gateway that returns the same page for every request, after `page_s` on average."""
 
     def __init__(self, page_s: float) -> None:
         self._page_s = page_s
@@ -105,8 +104,8 @@ class Site:
 
 
 @contextmanager
-def a_cloud(folder: Path) -> Iterator[Settings]:
-    """Servers that stand in for AWS and Redis, and the settings of a deployment on them."""
+def running_aws_servers(folder: Path) -> Iterator[Settings]:
+    """Runs servers that stand in for AWS and Redis, and yields settings that use them."""
     with a_ministack(folder / "aws") as url, a_redis(folder / "redis") as redis:
         os.environ.update(
             AWS_ENDPOINT_URL=url,
@@ -123,7 +122,7 @@ def a_cloud(folder: Path) -> Iterator[Settings]:
             queue_prefix="cost-",
             redis_url=redis,
             secret_key="of the bench",
-            sync_tasks_max=100,  # A list that is large to this deployment takes less time.
+            sync_tasks_max=100,  # A short list is already staged and sharded, as a large one is.
         )
 
 
@@ -152,7 +151,7 @@ async def _drain(world: Runtime, load: Load) -> Run:
     submit = partial(start_run, env, urls, concurrency=load.inflight, attempts=3)
     run = await for_step("submit", submit)
     while run.status in RUN_LIVE:
-        await trio.sleep(LOOK_S)
+        await trio.sleep(POLL_S)
         key = RunKey(run.job_id, run.run_id)
         seen = await for_step(BENCH, partial(env.store.read, key))
         assert seen is not None
@@ -161,7 +160,8 @@ async def _drain(world: Runtime, load: Load) -> Run:
 
 
 async def _largest_row(world: Runtime, run: Run) -> int:
-    """Of some tasks, in bytes: above 1,024 each write would be two units, and the meter too low."""
+    """Returns the bytes of the largest of some task rows. The meter counts one write unit for
+    each write, which is too low above 1,024 bytes."""
     query = TasksOf(job_id=run.job_id, run_id=run.run_id, shard_count=run.shard_count, limit=100)
     return max(
         item_bytes(to_item(TaskKey(run.job_id, run.run_id, task.task_id, task.shard), task))
@@ -180,26 +180,26 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench cost_steps", description=__doc__)
     parser.add_argument("--n", type=int, default=4_000, help="tasks")
     parser.add_argument("--inflight", type=int, default=100, help="the job's cap")
-    parser.add_argument("--page-s", type=float, default=1.0, help="what a page takes")
+    parser.add_argument("--page-s", type=float, default=1.0, help="seconds that a page takes")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     options = parser.parse_args(arguments)
     load = Load(options.n, options.inflight, options.page_s)
     with (
         tempfile.TemporaryDirectory(dir=".", prefix=".bench-") as folder,
-        a_cloud(Path(folder).resolve()) as settings,
+        running_aws_servers(Path(folder).resolve()) as settings,
     ):
         measured = trio.run(measure, settings, load)
     reference, ungated = (
-        seeds_path(inflight=load.inflight, page_s=load.page_s, receives=RECEIVES[name])
+        reference_steps(inflight=load.inflight, page_s=load.page_s, receives=RECEIVES[name])
         for name in ("mean", "ungated")
     )
     arms = Arms(sums_of(ungated), sums_of(reference), measured.sums())
     show_reference(reference, load)
     show(measured)
     compare(measured.sums(), load)
-    draw_all(place_of("cost_steps", is_whole=is_whole(parser, options)), measured, arms)
+    draw_all(figure_path("cost_steps", is_full_run=is_full_run(parser, options)), measured, arms)
     if options.json:
-        print(msgspec.json.encode(_line(arms)).decode())
+        print(msgspec.json.encode(_json_line(arms)).decode())
 
 
 def sums_of(reference: Sequence[Step]) -> Sums:
@@ -212,7 +212,7 @@ def sums_of(reference: Sequence[Step]) -> Sums:
     )
 
 
-def _line(arms: Arms) -> dict[str, float]:
+def _json_line(arms: Arms) -> dict[str, float]:
     ours = arms.ours
     return {
         "calls_per_task": round(ours.calls, 3),
@@ -254,12 +254,10 @@ def show(measured: Measured) -> None:
     for name in STEPS:
         print(_row(name, _of_one_task(measured.steps[name], load.count)))
     print(_row("without bodies", measured.sums()))
-    standing = [measured.steps[name] for name in (STANDING, "")]
+    standing = [measured.steps[name] for name in (BACKGROUND, "")]
     calls = sum(call.calls for call in standing) / measured.seconds
     usd = sum(call.price_millionths for call in standing) / 1e6 / measured.seconds
-    print(
-        f"A worker looks around besides: {calls:.0f} calls a second, {usd * 3600:.4f} USD an hour."
-    )
+    print(f"A worker's polling adds {calls:.0f} calls a second, {usd * 3600:.4f} USD an hour.")
     print(f"Redis, with a replica, is {prices.REDIS_HOUR / 1e6:.3f} USD an hour, for all workers.")
 
 
@@ -273,10 +271,12 @@ def _of_one_task(usage: Usage, count: int) -> Sums:
 
 
 def compare(ours: Sums, load: Load) -> None:
-    print("\nThe reference design to Conveyor, by how often it receives a message:")
+    print("\nThe reference design compared with Conveyor, by its receives per message:")
     print(f"{'receives':>16}{'calls':>9}{'writes':>9}{'USD/1M':>9}{'ratio':>8}")
     for name, receives in RECEIVES.items():
-        theirs = sums_of(seeds_path(inflight=load.inflight, page_s=load.page_s, receives=receives))
+        theirs = sums_of(
+            reference_steps(inflight=load.inflight, page_s=load.page_s, receives=receives)
+        )
         print(
             f"{name:8}{receives:>8}{theirs.calls / ours.calls:>8.1f}x"
             f"{theirs.write_units / ours.write_units:>8.1f}x{theirs.usd_per_million:>9.2f}"
@@ -287,8 +287,8 @@ def compare(ours: Sums, load: Load) -> None:
 def draw_all(figure: Path, measured: Measured, arms: Arms) -> None:
     load = measured.load
     names = (
-        "reference design, no limit",
-        "reference design, with its limit",
+        "reference design, without its gate",
+        "reference design, with its gate",
         "Conveyor",
     )
     totals = [

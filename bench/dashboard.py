@@ -1,9 +1,8 @@
-"""What does the dashboard cost: its first page among many jobs, and a run that many pages watch?
+"""Measures what the dashboard costs: its first page among many jobs, and a run with many watchers.
 
-One `conveyor dev` as a person starts it. The first page is measured with --jobs jobs, by the CPU
-that the server used and by the time to its last byte. For the watchers, the same list is fetched
-in turn without and with --watchers open pages of its run, each a session of its own, and the
-pairs are compared.
+The bench starts one `conveyor dev`. It opens the first page with --jobs jobs, and reports the CPU
+time of the server and the time to the last byte. Then it fetches the same list without and with
+--watchers open pages of its run, each in a session of its own, and compares the pairs.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from urllib.parse import quote, urlsplit
 import httpx
 import msgspec
 
-from bench.million import a_server
-from bench.origin import an_origin
+from bench.million import running_server
+from bench.origin import running_origin
 
 KEY = {"X-API-Key": "dev"}
-_MODELS = 50  # Jobs that are really run; the others are copies of their rows.
+_MODELS = 50  # Jobs that are run; the rows of the others are copies of these.
 _VISITS = 30
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -49,14 +48,14 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     os.environ |= {
         "CONVEYOR_ALLOW_PRIVATE_TARGETS": "on",
-        # The bench asks for more than a person does.
+        # The bench sends more requests than the default quotas allow.
         "CONVEYOR_QUOTA_REQUESTS_PER_S": "100000",
         "CONVEYOR_QUOTA_STREAMS": "1000",
         "CONVEYOR_QUOTA_LIVE_RUNS": "1000",
         "CONVEYOR_QUOTA_OPEN_JOBS": "100000",
     }
     figures: dict[str, float] = {}
-    with an_origin(size_bytes=20_000, think_s=0.05) as site:
+    with running_origin(size_bytes=20_000, think_s=0.05) as site:
         if options.only != "watchers":
             figures |= in_a_folder(first_page, site, options.jobs)
         if options.only != "first-page":
@@ -77,12 +76,12 @@ def in_a_folder(measure: Any, *arguments: Any) -> dict[str, float]:
 
 
 def first_page(folder: Path, site: str, count: int) -> dict[str, float]:
-    with a_server(folder) as (url, _):
+    with running_server(folder) as (url, _):
         jobs = [submit(url, site, 20, f"model-{number}") for number in range(_MODELS)]
         for job in jobs:
             wait_for_end(url, job)
     copy_jobs(folder / "data" / "conveyor.db", count - _MODELS)
-    with a_server(folder) as (url, pid):
+    with running_server(folder) as (url, pid):
         figures: dict[str, float] = {}
         with httpx.Client(base_url=url) as operator:
             figures |= visit("operator", operator, pid)
@@ -93,7 +92,7 @@ def first_page(folder: Path, site: str, count: int) -> dict[str, float]:
 
 
 def visit(role: str, client: httpx.Client, pid: int) -> dict[str, float]:
-    """Opens the first page again and again, after a few times to warm up."""
+    """Measures the first page, after a few requests to warm up."""
     for _ in range(5):
         client.get("/ui/").raise_for_status()
     times: list[float] = []
@@ -119,7 +118,7 @@ def sign_in(client: httpx.Client) -> None:
 
 
 def copy_jobs(path: Path, count: int) -> None:
-    """Copies finished jobs with their runs and counters, as older ones."""
+    """Copies finished jobs with their runs and counters; the ids of the copies are older."""
     connection = sqlite3.connect(path)
     connection.row_factory = sqlite3.Row
     models = [
@@ -142,7 +141,7 @@ def copy_jobs(path: Path, count: int) -> None:
 
 
 def _insert(connection: sqlite3.Connection, table: str, row: dict[str, Any]) -> None:
-    columns = [each[1] for each in connection.execute(f"PRAGMA table_info({table})")]
+    columns = [column[1] for column in connection.execute(f"PRAGMA table_info({table})")]
     names = ", ".join(f'"{name}"' for name in columns)
     marks = ", ".join("?" * len(columns))
     values = [row[name] for name in columns]
@@ -173,7 +172,7 @@ def wait_for_end(url: str, job: str) -> Any:
 
 
 def cpu_s(pid: int) -> float:
-    """The CPU that a process and its helpers have used."""
+    """Returns the CPU seconds of a process and of its child processes."""
     total = 0
     for task in Path("/proc").glob("[0-9]*/stat"):
         fields = task.read_text().rpartition(")")[2].split()
@@ -186,7 +185,7 @@ def watch(folder: Path, site: str, count: int, watchers: int, rounds: int) -> di
     plain: list[float] = []
     watched: list[float] = []
     gaps: list[float] = []
-    with a_server(folder) as (url, _):
+    with running_server(folder) as (url, _):
         time_run(url, site, max(1_000, count // 10), "warm-up")
         for number in range(rounds):
             plain.append(time_run(url, site, count, f"plain-{number}"))
@@ -220,8 +219,8 @@ def time_run(url: str, site: str, count: int, name: str, watchers: Watchers | No
 
 @dataclass(slots=True)
 class Watchers:
-    """Browsers that follow one page, read by one thread. `gaps` are the seconds between two
-    updates of a browser."""
+    """Simulated browsers that follow one page; one thread reads all of them. `gaps` are the seconds
+    between two updates of a browser."""
 
     url: str
     count: int
@@ -255,8 +254,8 @@ class Watchers:
                 for key, _ in selector.select():
                     stream = key.fileobj  # type: ignore[assignment]
                     if stream is ended:
-                        for each in updated_at:
-                            each.close()
+                        for watcher in updated_at:
+                            watcher.close()
                         return
                     data = stream.recv(1 << 18)
                     if not data:

@@ -1,8 +1,9 @@
-"""Worker processes' worth of dispatchers that drain one queue, and what the queue handed out.
+"""Runs the dispatchers of one or several worker processes on one queue, and counts its deliveries.
 
-A dispatcher is a real poller. Those of one process share its limiter, its heartbeater, its shard
-writers and its queue engine; processes share the queue, the leases and the store. What lies between
-a process and the rest of the world is a link, which can take time, and be cut as a kill would.
+A dispatcher is a real poller. The dispatchers of a process share its limiter, heartbeater, shard
+writers and queue engine; the processes share the queue, the leases and the store. A `Link` lies
+between a process and everything it shares: it adds latency, and it can be cut, as if the process
+were killed.
 """
 
 from __future__ import annotations
@@ -54,15 +55,16 @@ P = TypeVar("P")
 
 
 class Gate(Enum):
-    """What a dispatcher knows of the cap of its job before it receives a message."""
+    """What a dispatcher checks before it receives a message."""
 
-    OFF = "nothing; it receives again at once when the job was at its cap"
-    LOCAL = "the tasks of its own process; it cools down when the job was at its cap"
-    PERMITS = "everything: it holds a lease for each message, as the product does"
+    OFF = "nothing: if the job was at its cap, it receives again at once"
+    LOCAL = "the tasks of its own process: if the job was at its cap, it pauses"
+    PERMITS = "a lease of the job, which it holds for each message, as the product does"
 
 
 class Arm(msgspec.Struct, frozen=True, kw_only=True):
-    """`killed_at` is how many tasks are done when a process is killed; none is at 0."""
+    """One configuration to measure. `killed_at` is the number of finished tasks at which one
+    process is killed; 0 means that no process is killed."""
 
     name: str
     gate: Gate = Gate.PERMITS
@@ -109,24 +111,25 @@ class Tally:
 
 @dataclass(slots=True)
 class Link:
-    """The way from one process to everything that it shares with others."""
+    """The connection of one process to everything that it shares with other processes. A call that
+    meets a cut link never returns."""
 
     random: random.Random
     sqs_s: float = 0.0
     coordinator_s: float = 0.0
     is_cut: bool = False
-    asked: Counter[str] = field(default_factory=Counter)
+    call_counts: Counter[str] = field(default_factory=Counter)
 
-    async def cross(self, seconds: float) -> None:
-        """Half of a round trip."""
+    async def wait_half_round_trip(self, seconds: float) -> None:
+        """Waits for half of a round trip."""
         if self.is_cut:
             await trio.sleep_forever()
         if seconds:
             await trio.sleep(seconds * self.random.uniform(0.4, 0.6))
 
     def to(self, port: P, seconds: float = 0.0) -> P:
-        """The port as it is seen from the other end of the link."""
-        return cast("P", _Distant(port, self, seconds))
+        """Returns the port as a process at the other end of the link sees it."""
+        return cast("P", _RemotePort(port, self, seconds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +156,8 @@ class CountingTransport:
 
 
 @dataclass(frozen=True, slots=True)
-class DistantTransport:
-    """A transport at the other end of a link, for calls of SQS, which stream nothing."""
+class RemoteTransport:
+    """A transport behind a link. SQS calls do not stream, so `open` does not wait for the link."""
 
     transport: AwsTransport
     link: Link
@@ -163,9 +166,9 @@ class DistantTransport:
         self, service: str, operation: str, params: Params, *, deadline_s: float
     ) -> Answer:
         ends_at = trio.current_time() + deadline_s
-        await self._cross(ends_at, was_sent=False)
+        await self._wait_half_round_trip(ends_at, was_sent=False)
         answer = await self.transport.call(service, operation, params, deadline_s=deadline_s)
-        await self._cross(ends_at, was_sent=True)
+        await self._wait_half_round_trip(ends_at, was_sent=True)
         return answer
 
     def open(
@@ -173,14 +176,14 @@ class DistantTransport:
     ) -> AbstractAsyncContextManager[Answer]:
         return self.transport.open(service, operation, params, deadline_s=deadline_s)
 
-    async def _cross(self, ends_at: float, *, was_sent: bool) -> None:
+    async def _wait_half_round_trip(self, ends_at: float, *, was_sent: bool) -> None:
         with trio.CancelScope(deadline=ends_at) as scope:
-            await self.link.cross(self.link.sqs_s)
+            await self.link.wait_half_round_trip(self.link.sqs_s)
         if scope.cancelled_caught:
             raise NoResponse("no answer before the deadline", was_sent=was_sent)
 
 
-class _Distant:
+class _RemotePort:
     def __init__(self, port: object, link: Link, seconds: float) -> None:
         self._port = port
         self._link = link
@@ -188,14 +191,14 @@ class _Distant:
 
     def __getattr__(self, method: str) -> Any:
         target: Callable[..., Awaitable[Any]] = getattr(self._port, method)
-        if not inspect.iscoroutinefunction(target):  # It does not cross the link.
+        if not inspect.iscoroutinefunction(target):  # A method that does no I/O.
             return target
 
         async def call(*args: Any, **kwargs: Any) -> Any:
-            self._link.asked[method] += 1
-            await self._link.cross(self._seconds)
+            self._link.call_counts[method] += 1
+            await self._link.wait_half_round_trip(self._seconds)
             answer = await target(*args, **kwargs)
-            await self._link.cross(self._seconds)
+            await self._link.wait_half_round_trip(self._seconds)
             return answer
 
         return call
@@ -227,9 +230,9 @@ class Shared:
     tally: Tally = field(default_factory=Tally)
 
     def env(self, link: Link) -> Context:
-        """The world as a process sees it at the end of its link."""
+        """Returns the ports of a process, each behind its link."""
         client = RetryingAwsClient(
-            transport=DistantTransport(CountingTransport(self.transport, self.tally.count), link),
+            transport=RemoteTransport(CountingTransport(self.transport, self.tally.count), link),
             random=self.random,
         )
         mail = Mailboxes()
@@ -247,7 +250,8 @@ class Shared:
         )
 
     async def submit(self, env: Context, arm: Arm) -> Accepted:
-        """The store of the memory engine knows only its own queue: its refs are carried over."""
+        """Submits the job to the memory engine, whose store sends refs only to its own queue, and
+        moves the refs to SQS."""
         drafts = [TaskDraft(url=f"https://example.com/{number}") for number in range(arm.tasks)]
         accepted = await submit(
             env,
@@ -269,8 +273,8 @@ class Process:
 
 
 def without_permits(env: Context, arm: Arm) -> Context:
-    """The world of a process whose dispatchers find out after a receive that a job is at its
-    cap."""
+    """Returns the context of a process whose dispatchers learn only after a receive that the job
+    is at its cap."""
 
     def pause_s(refusals: int) -> float:
         return IDLE_S_MIN if arm.gate is Gate.OFF else cooldown_s(refusals, env.random)
@@ -283,12 +287,13 @@ def without_permits(env: Context, arm: Arm) -> Context:
 
 
 async def dispatch(env: Context, limiter: FairLimiter, arm: Arm, accepted: Accepted) -> None:
-    """One process: its dispatchers on one queue, until they are cancelled or the run is over."""
+    """Runs the dispatchers of one process until they are cancelled or the run has ended."""
     job = accepted.job
     if arm.gate is not Gate.PERMITS:
         env = without_permits(env, arm)
     if arm.gate is Gate.OFF:
-        # A poller counts its own tasks against the cap of the job that it is given.
+        # A poller compares its own tasks with the cap of its job, so this arm gets a cap that
+        # no poller reaches.
         job = msgspec.structs.replace(job, max_inflight=arm.dispatchers)
     mail = Mailboxes()
     metrics, gateway = make_metrics(CollectorRegistry()), ThinkingGateway(arm.think_s)
@@ -322,9 +327,9 @@ async def dispatch(env: Context, limiter: FairLimiter, arm: Arm, accepted: Accep
 
 
 async def drain(
-    shared: Shared, arm: Arm, make_link: Callable[[], Link], watch: Callable[[int], None]
+    shared: Shared, arm: Arm, make_link: Callable[[], Link], on_progress: Callable[[int], None]
 ) -> Drained:
-    """Runs an arm to its end. `watch` is called with the number of ended tasks."""
+    """Runs an arm to its end. Calls `on_progress` with the number of finished tasks."""
     processes = [
         Process(make_link(), FairLimiter(capacity=arm.dispatchers)) for _ in range(arm.processes)
     ]
@@ -335,11 +340,11 @@ async def drain(
         for process in processes:
             env = shared.env(process.link)
             nursery.start_soon(dispatch, env, process.limiter, arm, accepted)
-        run = await _wait_for_end(outside, arm, accepted, processes, watch)
+        run = await _wait_for_end(outside, arm, accepted, processes, on_progress)
         seconds = trio.current_time() - started_at
         nursery.cancel_scope.cancel()
     ended = summarize_drain(arm, await totals_of(outside, run), shared.tally, seconds)
-    lease_calls = sum(process.link.asked["acquire"] for process in processes)
+    lease_calls = sum(process.link.call_counts["acquire"] for process in processes)
     return msgspec.structs.replace(ended, lease_calls=lease_calls)
 
 
@@ -360,16 +365,16 @@ async def _wait_for_end(
     arm: Arm,
     accepted: Accepted,
     processes: Sequence[Process],
-    watch: Callable[[int], None],
+    on_progress: Callable[[int], None],
 ) -> Run:
-    """The run when it has ended. The process that is killed on the way is the busiest one."""
+    """Returns the run when it has ended. Cuts the link of the busiest process at `killed_at`."""
     key = RunKey(accepted.job.job_id, accepted.run.run_id)
     is_to_kill = arm.killed_at > 0
     while True:
         run = await env.store.read(key)
         assert run is not None
         done = (await totals_of(env, run)).successful
-        watch(done)
+        on_progress(done)
         if run.ended_at is not None:
             return run
         if is_to_kill and done >= arm.killed_at:

@@ -1,8 +1,8 @@
-"""How long does an export take, and how much memory, beside a bare loop that keeps no promise?
+"""Measures the time and memory of an export, compared with the standard library's zipfile.
 
-One data directory of ended tasks, whose bodies lie in packs. The arms run in turn, each alone in a
-process of its own: our zip, JSON lines and Parquet, durable and published, and the standard
-library's zipfile over the same bodies, read straight from the disk.
+One data directory contains finished tasks whose bodies are stored in packs. The arms run in turn,
+each alone in its own process: our zip, JSON lines and Parquet, durable and published, and zipfile
+over the same bodies, read directly from the disk.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def run_arm(arm: str, folder: Path) -> Measured:
 
 
 async def fill(folder: Path, count: int, size_bytes: int) -> None:
-    """A run of this many tasks that has ended well."""
+    """Creates a completed run of `count` successful tasks."""
     from conveyor.bootstrap.runtime import open_runtime
 
     random = Random(1)
@@ -126,7 +126,7 @@ async def ours(arm: str, folder: Path) -> int:
 
 
 async def bare(folder: Path) -> int:
-    """Page by page, body by body, into a file that may be anything when the machine stops."""
+    """Writes all bodies into a zip file without any durability: no sync, no checkpoint."""
     from conveyor.bootstrap.runtime import open_runtime
 
     done, after = 0, None

@@ -1,9 +1,9 @@
-"""Does a page cost the same in a list of a thousand and of a hundred thousand?
+"""Measures whether a page costs the same in a list of 1,000 pages and in a list of 100,000.
 
-Conveyor alone, one process, everything counted: opening the data directory, submitting the list,
-every page, closing. What a list of one page takes is the start, whatever comes after it: the cost
-of a page is shown without it, and beside that with it. The sizes take turns and medians count, as a
-shared machine changes its speed.
+Conveyor runs alone in one process, and everything counts: opening the data directory, submitting
+the list, every page, closing. The CPU time of a list with one page is the start. The cost of a page
+is shown without the start and with it. The sizes take turns and medians are shown, because the
+speed of a shared machine changes.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from statistics import median
 
 import msgspec
 
-from bench.origin import an_origin
-from bench.svg_chart import Panel, draw, is_whole, place_of
+from bench.origin import running_origin
+from bench.svg_chart import Panel, draw, figure_path, is_full_run
 from bench.throughput import run_arm
 from bench.throughput_variants import Measured
 
-PAGES_A_ROUND = 10_000  # A small size is run as often as it takes to make this many,
-RUNS_A_ROUND = 10  # but not more often than this.
+# In a round, a small size runs as often as it takes to fetch this many pages,
+PAGES_A_ROUND = 10_000
+# but not more often than this.
+RUNS_A_ROUND = 10
 
 
 def main(arguments: list[str]) -> None:
@@ -32,50 +34,55 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     options = parser.parse_args(arguments)
     if min(options.sizes) < 2:
-        parser.error("--sizes: a list has at least two pages here, one is the start")
+        parser.error("--sizes: each at least 2, because the first page counts as the start")
     starts: list[Measured] = []
     measured: dict[int, list[Measured]] = {size: [] for size in options.sizes}
-    with an_origin(size_bytes=20_000, think_s=0.05) as url:
+    with running_origin(size_bytes=20_000, think_s=0.05) as url:
         for _ in range(options.rounds):
             starts += _runs(url, 1, options.concurrency)
             for size in options.sizes:
                 measured[size] += _runs(url, size, options.concurrency)
-    flatness = flatness_of(starts, measured)
+    flatness = compute_flatness(starts, measured)
     show(flatness, measured)
     bars = [(f"{size:,} pages", cost) for size, cost in flatness.page_ms.items()]
     panels = [
         Panel("CPU per page after the first", bars, "ms"),
         Panel("CPU of a list of one page", [("start", flatness.start_ms)], "ms"),
     ]
-    figure = place_of("flatness", is_whole=is_whole(parser, options))
+    figure = figure_path("flatness", is_full_run=is_full_run(parser, options))
     draw(figure, "One process, 20 KB pages", panels)
     if options.json:
-        print(msgspec.json.encode(line_of(flatness, measured)).decode())
+        print(msgspec.json.encode(json_line(flatness, measured)).decode())
 
 
 def _runs(url: str, size: int, concurrency: int) -> Iterator[Measured]:
     for _ in range(min(RUNS_A_ROUND, max(1, PAGES_A_ROUND // size))):
-        os.sync()  # What the run before has left to write is not this one's cost.
+        os.sync()  # Writes that the previous run left to the kernel are not a cost of this run.
         yield run_arm("conveyor", url, size, concurrency)
 
 
 class Flatness(msgspec.Struct, frozen=True):
-    """By size, what a page takes after the first, and what it takes with the start shared out."""
+    """Milliseconds a page by size: after the first page, and with the start divided among all."""
 
     start_ms: float
     page_ms: Mapping[int, float]
     whole_ms: Mapping[int, float]
 
 
-def flatness_of(starts: Sequence[Measured], measured: Mapping[int, Sequence[Measured]]) -> Flatness:
+def compute_flatness(
+    starts: Sequence[Measured], measured: Mapping[int, Sequence[Measured]]
+) -> Flatness:
     start_ms = median(start.cpu_s for start in starts) * 1000
     whole = {size: median(run.cpu_ms_per_page for run in runs) for size, runs in measured.items()}
     pages = {size: (cost * size - start_ms) / (size - 1) for size, cost in whole.items()}
     return Flatness(start_ms, pages, whole)
 
 
-def line_of(flatness: Flatness, measured: Mapping[int, Sequence[Measured]]) -> Mapping[str, object]:
-    """The largest size beside the smallest, and the dearest beside the cheapest: a hump shows."""
+def json_line(
+    flatness: Flatness, measured: Mapping[int, Sequence[Measured]]
+) -> Mapping[str, object]:
+    """Returns the figures of the JSON line. `cost_ratio` compares the largest size with the
+    smallest, `cost_spread` the most expensive with the cheapest."""
     costs = flatness.page_ms
     return {
         "sizes": list(costs),
@@ -107,7 +114,7 @@ def show(flatness: Flatness, measured: Mapping[int, Sequence[Measured]]) -> None
             f"{max(run.rss_mb for run in runs):>8.0f}{len(runs):>6}"
         )
     print(
-        f"a list of one page takes {flatness.start_ms:.0f} ms; beyond that the dearest size takes "
-        f"{spread(flatness.page_ms):.3f}x what the cheapest does "
-        f"({spread(flatness.whole_ms):.3f}x with it)"
+        f"a list of one page takes {flatness.start_ms:.0f} ms; without it a page of the most "
+        f"expensive size costs {spread(flatness.page_ms):.3f}x a page of the cheapest, with it "
+        f"{spread(flatness.whole_ms):.3f}x"
     )

@@ -1,7 +1,7 @@
-"""A fleet in virtual time: real workers on modelled AWS and Redis, and pages that take their time.
+"""A fleet in virtual time: real workers on models of AWS and Redis, with a simulated gateway.
 
-Every worker is put together as `conveyor worker` is; only the services, the gateway and the clock
-are not real.
+Each worker is assembled as `conveyor worker` assembles it; only the services, the gateway and the
+clock are simulated.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ from conveyor.usecases.submit.jobs import Accepted, Submission, submit
 
 EPOCH_S = 1_800_000_000.0
 LATENCY_S = (0.002, 0.012)
-# Calls that a key may have under way, for each slot: the plan at the gateway is not the limit here.
+# The calls that a gateway key may have in flight, per slot of the fleet: two, so that the plan of
+# the gateway never limits the fleet.
 PLAN_SLOTS = 2
-# What DynamoDB adds to each item, and to each entry of an index, when it bills storage.
+# DynamoDB bills this many bytes of storage for each item and index entry, beside its content.
 ITEM_OVERHEAD_BYTES = 100
 BODY = b"<p>a page</p>" * 40
 T = TypeVar("T")
@@ -59,7 +60,7 @@ LONG_HOST = f"https://{LONG}.example/"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a fleet consists of, and what it stands on."""
+    """The size of a fleet and the capacity of what it uses."""
 
     workers: int
     slots: int
@@ -67,11 +68,11 @@ class Plan:
     table_writes: float
     think_s: float
     scaling: str | None = None
-    has_redis: bool = True  # Without one, leases are rows of the table.
+    has_redis: bool = True  # Without Redis, leases are rows of the table.
 
     @property
     def pessimism(self) -> FaultRates:
-        """No faults: what a service can take in a second, and how long it takes to answer."""
+        """No faults: only the capacity of each service and its latency."""
         limits = CapacityLimits(table_writes=self.table_writes, table_reads=3 * self.table_writes)
         return FaultRates(
             calls=CallFaults(latency_s=LATENCY_S), dynamodb=DynamoFaults(capacity=limits)
@@ -90,20 +91,22 @@ class Plan:
             concurrency=self.slots,
             scaling=self.scaling,
             redis_url="redis://modelled" if self.has_redis else None,
-            sync_tasks_max=100,  # A part of a long list is treated as one: staged, and in shards.
+            # Even a part of a long list is staged and sharded, as the whole would be.
+            sync_tasks_max=100,
         )
 
 
 @dataclass(slots=True)
 class SlowGateway:
-    """Pages of the long list take as long as pages do: `think_s` on average, a few of them far
-    longer. Those of short lists take just as long: whatever is more, they have waited.
+    """Returns a page after `think_s`. Pages of the long list take `think_s` on average, with an
+    exponential distribution. Pages of short lists take exactly `think_s`, so any time that a short
+    list needs beyond that is time it waited.
 
-    Each key may have `calls_max` calls under way, and every answer says so, as ZenRows does: the
-    workers keep to a small number of calls until a gateway has told them."""
+    Each key may have `calls_max` calls in flight. Every response reports that limit, as ZenRows
+    does: a worker makes few calls at a time until a gateway has reported its limit."""
 
     think_s: float
-    draw: random.Random
+    randomness: random.Random
     calls_max: int
     served: int = 0
     by_key: Counter[str] = field(default_factory=Counter)
@@ -120,7 +123,9 @@ class SlowGateway:
         self.by_key[key] += 1
         is_long = request.url.startswith(LONG_HOST)
         try:
-            await trio.sleep(self.draw.expovariate(1 / self.think_s) if is_long else self.think_s)
+            await trio.sleep(
+                self.randomness.expovariate(1 / self.think_s) if is_long else self.think_s
+            )
         finally:
             remaining = self.calls_max - self.by_key[key]
             self.by_key[key] -= 1
@@ -133,7 +138,7 @@ class SlowGateway:
 
 @dataclass(slots=True, kw_only=True)
 class MeteredRedis(RedisModel):
-    """Counts what is asked of it, as the link to a real one does."""
+    """Counts the commands of the workers, as the link to a real Redis does."""
 
     meter: Meter = field(default_factory=Meter)
 
@@ -142,7 +147,9 @@ class MeteredRedis(RedisModel):
         return await RedisModel.ask(self, link, do)
 
 
-class NobodyToTell:
+class NoWebhooks:
+    """A webhook sender for jobs without webhooks."""
+
     async def deliver(self, message: Message) -> Delivered | NotDelivered:
         raise AssertionError("no job here has a webhook")
 
@@ -152,15 +159,15 @@ class NobodyToTell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """`meter` counts what workers and submits ask for; `watch` is how callers see what became of
-    it, and is not on the bill."""
+    """A running fleet. `meter` counts the calls of the workers and of submits. The bench itself
+    reads the store through `unmetered`."""
 
     plan: Plan
     model: AwsModel
     meter: Meter
     gateway: SlowGateway
     env: Context
-    watch: Context
+    unmetered: Context
 
     async def submit(self, caller: str, count: int, *, max_inflight: int) -> Accepted:
         drafts = [TaskDraft(url=f"https://{caller}.example/{n}") for n in range(count)]
@@ -169,7 +176,7 @@ class Fleet:
         return await submit(self.env, CallerId(caller), submission, job_id=job_id)
 
     def stored_row_bytes(self) -> int:
-        """Bytes that DynamoDB bills for the storage of all rows and their entries in indexes."""
+        """Returns the bytes of all rows and index entries for which DynamoDB bills storage."""
         table = self.model.dynamodb.table(self.plan.settings.table)
         partitions = chain(
             table.partitions.values(), *(i.partitions.values() for i in table.indexes.values())
@@ -178,15 +185,17 @@ class Fleet:
         return sum(row.size_bytes + ITEM_OVERHEAD_BYTES for row in rows)
 
     def written_units(self) -> Mapping[Place, float]:
-        """Write units by partition, so far."""
+        """Returns the write units that each partition has used so far."""
         return Counter(self.model.dynamodb.capacity(self.plan.settings.table).written)
 
 
 @asynccontextmanager
-async def a_fleet(plan: Plan, seed: int, meter: Meter | None = None) -> AsyncGenerator[Fleet, None]:
-    """Everybody at work; callers go through the process of the first worker."""
-    draw, clock = random.Random(seed), VirtualClock(EPOCH_S)
-    fault_source = FaultSource(random=draw, pessimism=plan.pessimism)
+async def running_fleet(
+    plan: Plan, seed: int, meter: Meter | None = None
+) -> AsyncGenerator[Fleet, None]:
+    """Runs all workers; submits go through the context of the first worker."""
+    randomness, clock = random.Random(seed), VirtualClock(EPOCH_S)
+    fault_source = FaultSource(random=randomness, pessimism=plan.pessimism)
     model, redis = (
         AwsModel(clock=clock, fault_source=fault_source),
         MeteredRedis(clock=clock, fault_source=fault_source),
@@ -194,17 +203,28 @@ async def a_fleet(plan: Plan, seed: int, meter: Meter | None = None) -> AsyncGen
     meter = meter or Meter()
     meter.indexes = [(index.pk, index.sk) for index in INDEXES]
     redis.meter = meter
-    redis.primary.kept_s = 0.0  # It never fails over here: what it could take back fills gigabytes.
-    names = names_of(plan.settings)
-    await check_resources(an_aws_client(model, draw, meter), names, region="us-east-1")
-    watch = await build_engine(
-        an_aws_client(model, draw, Meter()), model, names, clock=clock, random=draw
+    redis.primary.kept_s = (
+        0.0  # No fail-over happens, and the undo log for one would need gigabytes.
     )
-    gateway = SlowGateway(plan.think_s, draw, calls_max=PLAN_SLOTS * plan.workers * plan.slots)
+    names = names_of(plan.settings)
+    await check_resources(make_aws_client(model, randomness, meter), names, region="us-east-1")
+    unmetered = await build_engine(
+        make_aws_client(model, randomness, Meter()), model, names, clock=clock, random=randomness
+    )
+    gateway = SlowGateway(
+        plan.think_s, randomness, calls_max=PLAN_SLOTS * plan.workers * plan.slots
+    )
     async with AsyncExitStack() as stack:
         worlds = [
             await stack.enter_async_context(
-                a_worker(plan, an_aws_client(model, draw, meter), model, redis, gateway, draw)
+                open_worker(
+                    plan,
+                    make_aws_client(model, randomness, meter),
+                    model,
+                    redis,
+                    gateway,
+                    randomness,
+                )
             )
             for _ in range(plan.workers)
         ]
@@ -217,41 +237,43 @@ async def a_fleet(plan: Plan, seed: int, meter: Meter | None = None) -> AsyncGen
             meter=meter,
             gateway=gateway,
             env=worlds[0].env,
-            watch=replace(worlds[0].env, store=watch.store),
+            unmetered=replace(worlds[0].env, store=unmetered.store),
         )
         nursery.cancel_scope.cancel()
 
 
-def an_aws_client(model: AwsModel, draw: random.Random, meter: Meter) -> RetryingAwsClient:
-    """Every process has a retry budget of its own; what all of them pay is one bill."""
-    return RetryingAwsClient(transport=model, random=draw, meter=meter)
+def make_aws_client(model: AwsModel, randomness: random.Random, meter: Meter) -> RetryingAwsClient:
+    """Returns a client with its own retry budget, as each process has one; all share the meter."""
+    return RetryingAwsClient(transport=model, random=randomness, meter=meter)
 
 
 @asynccontextmanager
-async def a_worker(
+async def open_worker(
     plan: Plan,
     client: RetryingAwsClient,
     model: AwsModel,
     redis: MeteredRedis,
     gateway: SlowGateway,
-    draw: random.Random,
+    randomness: random.Random,
 ) -> AsyncGenerator[Runtime, None]:
     settings, clock, mail = plan.settings, VirtualClock(EPOCH_S), single_writer_mailboxes()
     packing = Packing.of(wait_ms=settings.pack_wait_ms, concurrency=settings.concurrency)
     engine = await build_engine(
-        client, model, names_of(settings), clock=clock, random=draw, packing=packing
+        client, model, names_of(settings), clock=clock, random=randomness, packing=packing
     )
-    owner = ids.mint_ulid(clock.now(), draw)
+    owner = ids.mint_ulid(clock.now(), randomness)
     local = LocalSignals(mail.discovery.address, mail.streamer.address)
     link = redis.link() if plan.has_redis else None
-    async with open_on(settings, engine, link, random=draw, owner=owner, local=local) as shared:
-        env = make_env(settings, shared, clock, draw, mail, InlineExecutor())
+    async with open_on(
+        settings, engine, link, random=randomness, owner=owner, local=local
+    ) as shared:
+        env = make_env(settings, shared, clock, randomness, mail, InlineExecutor())
         yield Runtime(
             settings=settings,
             env=replace(env, process_id=owner, signals=shared.signals),
             mail=mail,
             gateway=gateway,
-            notifier=NobodyToTell(),
+            notifier=NoWebhooks(),
             limiter=make_limiter(plan.slots, env.config.pace),
             metrics=make_metrics(CollectorRegistry()),
             listeners=shared.listeners,

@@ -1,10 +1,11 @@
-"""What does one request cost, in CPU, as the number in flight grows: our pool, aiohttp, httpx?
+"""Measures the CPU time of one request with our pool, aiohttp and httpx as the number in flight
+grows.
 
-20 KB pages over kept connections, plain and TLS, from local origins without think time. Each
-client runs in a process of its own and only that one is measured; aiohttp runs on uvloop. A round
-measures all clients one after the other, and ratios are taken within a round, so that a machine
-that others use as well slows both sides. Shown are medians. httpx is left out where it would take
-minutes.
+Each client fetches 20 KB pages over persistent connections, plain and TLS, from local origins
+without think time. Each runs in its own process, and only that process is measured; aiohttp runs on
+uvloop. A round measures all clients one after the other, and ratios are taken within a round, so
+that other load on the machine slows both sides. Medians are shown. httpx is omitted where it would
+take minutes.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ import msgspec
 
 from bench import certificate
 from bench.httpclient_variants import BODY_BYTES
-from bench.origin import an_origin
-from bench.svg_chart import Panel, draw, is_whole, place_of
+from bench.origin import running_origin
+from bench.svg_chart import Panel, draw, figure_path, is_full_run
 
 FLIGHTS = (1, 16, 64, 200, 1_000)
 TLS_FLIGHTS = (16, 200, 1_000)
@@ -34,7 +35,7 @@ Rounds = dict[str, list[float]]
 
 
 class Point(msgspec.Struct, frozen=True):
-    """How many in flight, plain or TLS: and what each client took for a request, by round."""
+    """One case: scheme and number in flight, and the microseconds of each client by round."""
 
     scheme: str
     inflight: int
@@ -44,7 +45,7 @@ class Point(msgspec.Struct, frozen=True):
         return median(self.rounds[client])
 
     def ratio(self, client: str) -> float:
-        """What the pool takes of what `client` takes."""
+        """Returns the CPU time of the pool as a multiple of that of `client`."""
         return median(_ratios(self.rounds["pool"], self.rounds[client]))
 
 
@@ -64,7 +65,7 @@ def main(arguments: list[str]) -> None:
         )
         for point in points
     ]
-    figure = place_of("httpclient", is_whole=is_whole(parser, options))
+    figure = figure_path("httpclient", is_full_run=is_full_run(parser, options))
     draw(figure, "CPU per request (20 KB)", panels)
     if options.json:
         print(msgspec.json.encode(_summary(points)).decode())
@@ -76,10 +77,10 @@ def _measure(count: int, rounds: int) -> list[Point]:
     points = [Point(scheme, inflight, {}) for scheme, inflight in cases]
     with (
         tempfile.TemporaryDirectory() as folder,
-        an_origin(size_bytes=BODY_BYTES, think_s=0.0) as plain,
+        running_origin(size_bytes=BODY_BYTES, think_s=0.0) as plain,
     ):
         ca, proof = certificate.make(Path(folder))
-        with an_origin(size_bytes=BODY_BYTES, think_s=0.0, proof=proof) as tls:
+        with running_origin(size_bytes=BODY_BYTES, think_s=0.0, proof=proof) as tls:
             for _ in range(rounds):
                 for point in points:
                     _add_round(point, tls if point.scheme == "https" else plain, count, ca)
@@ -110,7 +111,7 @@ def _show(points: Sequence[Point]) -> None:
         print(f"{point.ratio('httpx'):>11.3f}x" if "httpx" in point.rounds else f"{'-':>12}")
     for scheme in ("http", "https"):
         print(
-            f"{scheme}: the pool at 1,000 takes {_growth(points, scheme):.2f}x what it does at 16"
+            f"{scheme}: a request of the pool costs {_growth(points, scheme):.2f}x at 1,000 of 16"
         )
 
 

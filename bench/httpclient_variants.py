@@ -1,7 +1,8 @@
-"""The clients of the HTTP bench, each run alone in a process of its own.
+"""The clients that `bench httpclient` compares; each runs alone in its own process.
 
-`python -m bench.httpclient_variants NAME URL COUNT INFLIGHT CA` prints the CPU microseconds per
-request of this process. The connections are opened before the clock starts. CA is a file, or empty.
+`python -m bench.httpclient_variants NAME URL COUNT INFLIGHT CA` prints the CPU microseconds that
+this process used per request. Connections are opened before the measurement starts. CA is a file,
+or empty.
 """
 
 from __future__ import annotations

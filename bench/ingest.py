@@ -1,11 +1,11 @@
-"""How fast is a list of a million lines accepted and ingested, beside a bare INSERT loop?
+"""Measures how fast a list of a million lines is accepted and ingested, compared with bare INSERTs.
 
-Embedded: the list comes over a real socket and is walked as the ingest streamer does it; the bare
-loop puts the same columns into the same tables, with the same pragmas and as many rows a commit.
-Both run in turn, each alone in a process of its own. DynamoDB: the AWS engine in virtual time over
-a model that takes 1,000 write units a second for a partition and 4,000 for a cold table. With
-`--engine postgres`: a server of its own with durable commits, beside one bare COPY into a table of
-the same columns and indexes.
+Embedded engine: the list arrives over a real socket and is ingested as the ingest streamer does it.
+The bare loop inserts the same columns into the same tables, with the same pragmas and as many rows
+a commit. Both run in turn, each alone in its own process. DynamoDB: the AWS engine runs in virtual
+time on a model that accepts 1,000 write units a second per partition and 4,000 for a new table.
+With `--engine postgres` the bench starts a server with durable commits, and compares with one bare
+COPY into a table of the same columns and indexes.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import msgspec
 from bench import postgres_variants
 from bench.ingest_model import SHARD_COUNTS, Modelled, ingest_modelled
 from bench.ingest_variants import Ingested, run_arm
-from bench.svg_chart import Panel, draw, is_whole, place_of
+from bench.svg_chart import Panel, draw, figure_path, is_full_run
 from tests.servers import DURABLE, a_postgres
 
 SIZES = (10_000, 100_000, 1_000_000)
-MODELLED = 12_000  # Enough to see the pace at which it goes on.
+MODELLED = 12_000  # Enough rows to reach a constant rate.
 WALL_S = 60.0
 ARMS = {"bare": "bare INSERT loop", "conveyor": "Conveyor"}
 
@@ -41,16 +41,16 @@ def main(arguments: list[str]) -> None:
         measured = {size: _measure_postgres(size) for size in sizes}
         show(measured)
         if options.json:
-            print(msgspec.json.encode(line_of(measured[max(sizes)])).decode())
+            print(msgspec.json.encode(json_line(measured[max(sizes)])).decode())
         return
     measured = {size: {arm: measure(arm, size) for arm in ARMS} for size in sizes}
     show(measured)
     modelled = [ingest_modelled(shards, MODELLED) for shards in SHARD_COUNTS]
     show_modelled(modelled, max(sizes))
-    figure = place_of("ingest", is_whole=is_whole(parser, options))
+    figure = figure_path("ingest", is_full_run=is_full_run(parser, options))
     draw_all(figure, measured, modelled, max(sizes))
     if options.json:
-        print(msgspec.json.encode(line_of(measured[max(sizes)])).decode())
+        print(msgspec.json.encode(json_line(measured[max(sizes)])).decode())
 
 
 def measure(arm: str, count: int) -> Ingested:
@@ -75,7 +75,7 @@ def _measure_postgres(count: int) -> dict[str, Ingested]:
         }
 
 
-def line_of(pair: Mapping[str, Ingested]) -> dict[str, float]:
+def json_line(pair: Mapping[str, Ingested]) -> dict[str, float]:
     ours = pair["conveyor"]
     return {
         "tasks": ours.tasks,
@@ -100,9 +100,7 @@ def show(measured: Mapping[int, Mapping[str, Ingested]]) -> None:
 
 
 def show_modelled(modelled: Sequence[Modelled], count: int) -> None:
-    print(
-        f"\nDynamoDB, modelled{'rows/s':>15}{'throttled':>11}   {count:,} rows   in {WALL_S:.0f} s"
-    )
+    print(f"\nDynamoDB, model{'rows/s':>18}{'throttled':>11}   {count:,} rows   in {WALL_S:.0f} s")
     for result in modelled:
         print(
             f"{result.shards:>9} shards{result.rows_per_s:>17,.0f}"
@@ -131,9 +129,9 @@ def draw_all(
         ),
         Panel("peak memory", [(name, result.rss_mb) for name, result in every], "MB"),
         Panel(
-            f"{count:,} rows into a cold DynamoDB table, modelled; a request would have 60 s",
+            f"{count:,} rows into a cold DynamoDB table (model); a request may take 60 s",
             [(f"{result.shards} shards", count / result.rows_per_s) for result in modelled],
             "s",
         ),
     ]
-    draw(figure, "A list of so many lines, accepted and ingested", panels)
+    draw(figure, "Lists of different length, accepted and ingested", panels)

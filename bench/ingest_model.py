@@ -1,7 +1,7 @@
-"""The AWS engine's ingest in virtual time, over a model of DynamoDB with the real one's limits.
+"""Measures the ingest rate of the AWS engine in virtual time, on a model with DynamoDB's limits.
 
-A partition takes 1,000 write units a second and a table that is still cold 4,000, with a second's
-worth to begin with; a call takes 2 to 6 ms. SQS and S3 have no such limits here.
+A partition accepts 1,000 write units a second, and a new (cold) table 4,000; both start with the
+units of one second in reserve. A call takes 2 to 6 ms. The models of SQS and S3 have no limits.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ LIMITS = FaultRates(
 
 
 class Modelled(msgspec.Struct, frozen=True):
-    """`rows_per_s` of virtual time, once the first second's worth is used up: of the second half.
-    `throttled` are the writes that were refused for now."""
+    """`rows_per_s` is the rate of the second half in virtual time, after the reserve of the first
+    second is used up. `throttled` counts the writes that were throttled."""
 
     shards: int
     tasks: int
@@ -52,7 +52,7 @@ class Modelled(msgspec.Struct, frozen=True):
 
 
 class Progress:
-    """Signals with nobody behind them but a list of when each chunk was in."""
+    """Signals without receivers: records when each chunk was ingested."""
 
     def __init__(self) -> None:
         self.at: list[float] = []
@@ -71,7 +71,7 @@ def ingest_modelled(shards: int, count: int) -> Modelled:
 
 
 async def _ingest(shards: int, count: int) -> Modelled:
-    assert count % limits.CHUNK_TASKS == 0, "whole chunks"
+    assert count % limits.CHUNK_TASKS == 0, "the count is not a multiple of a chunk"
     random, clock, progress = Random(shards), VirtualClock(1_700_000_000.0), Progress()
     fault_source = FaultSource(random=random, pessimism=CALM)
     model = AwsModel(clock=clock, fault_source=fault_source)

@@ -1,7 +1,7 @@
-"""The arms of the ingest bench, each run alone in a process of its own.
+"""The arms that `bench ingest` compares; each runs alone in its own process.
 
-`python -m bench.ingest_variants NAME COUNT FOLDER` prints one line of JSON. Conveyor's list comes
-over a real socket from one more process, so that the memory that is measured is the server's alone.
+`python -m bench.ingest_variants NAME COUNT FOLDER` prints one line of JSON. Another process sends
+Conveyor's list over a real socket, so that the measured memory is the server's alone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ENDS = (b'{"tasks":[', b"]}")
 
 
 class Ingested(msgspec.Struct, frozen=True):
-    """`accept_s` is from the last byte of the list to the answer; 0 where nobody accepts."""
+    """`accept_s` is from the last byte of the list to the response; 0 for the bare loop."""
 
     tasks: int
     accept_s: float
@@ -53,7 +53,8 @@ def url_of(number: int) -> str:
 
 
 def bare(count: int, folder: Path) -> Ingested:
-    """Ids made and rows inserted, all columns and both tables, a commit a chunk; nothing else."""
+    """Creates ids and inserts all columns into both tables, one commit a chunk, and nothing
+    else."""
     from conveyor.domain.changes import TaskKey
     from conveyor.engines.sqlite import database, sql
 
@@ -86,7 +87,8 @@ def _row(name: str, shard: int, number: int, now: float) -> tuple[object, ...]:
 
 
 async def conveyor(count: int, folder: Path) -> Ingested:
-    """Accepted over HTTP, then walked as the streamer does it: judged, staged, fenced, counted."""
+    """Accepts the list over HTTP and ingests it as the ingest streamer does: validates, stages,
+    writes under a fence, counts."""
     return await ingest_over_http(Settings(data_dir=folder / "data", port=0), count)
 
 
@@ -104,13 +106,13 @@ async def ingest_over_http(settings: Settings, count: int) -> Ingested:
         done = await trio.run_process(command, capture_stdout=True)
         sent = msgspec.json.decode(done.stdout, type=Sent)
         cpu, wall = cpu_s(), time.perf_counter()
-        await _walk(world, sent, count)
+        await _ingest(world, sent, count)
         seconds = time.perf_counter() - wall
         nursery.cancel_scope.cancel()
     return Ingested(count, sent.accept_s, sent.send_s, seconds, cpu_s() - cpu, rss_mb())
 
 
-async def _walk(world: Runtime, sent: Sent, count: int) -> None:
+async def _ingest(world: Runtime, sent: Sent, count: int) -> None:
     job_id, run_id = JobId(sent.job_id), RunId(sent.run_id)
     for batch in await ingest.open_batches_of(world.env, job_id, run_id):
         await reconcile.finish_batch(world.env, batch)
@@ -127,7 +129,7 @@ class Sent(msgspec.Struct, frozen=True):
 
 
 def send(url: str, count: int) -> Sent:
-    """Posts the list as a client does that makes it as it goes."""
+    """Posts the list as a client that generates it while it sends."""
     address = urlsplit(url)
     assert address.hostname is not None
     size_bytes = sum(map(len, _body(count)))

@@ -1,8 +1,8 @@
-"""How long does a deployment on local servers take to accept and ingest a list?
+"""Measures how long a deployment on local servers takes to accept and ingest a list.
 
-One API and two workers, as processes, on servers that stand in for DynamoDB, SQS, S3 and Redis. The
-workers fetch pages of a local site meanwhile. Times are from socket to socket: until the response
-to the submit, and until the run shows that its whole list was ingested.
+One API process and two worker processes run on servers that stand in for DynamoDB, SQS, S3 and
+Redis. The workers fetch pages of a local site meanwhile. Times are measured by the client: until
+the response to the submit, and until the run reports that its whole list is ingested.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WORKERS = 2
 
 
 class Ingested(msgspec.Struct, frozen=True):
-    """`status` is 201 for a list that was ingested before the response."""
+    """`status` is 201 if the list was ingested before the response, otherwise 202."""
 
     tasks: int
     status: int
@@ -47,7 +47,7 @@ class Ingested(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def a_deployment(folder: Path) -> Iterator[httpx.Client]:
+def running_deployment(folder: Path) -> Iterator[httpx.Client]:
     with ExitStack() as stack:
         ministack = stack.enter_context(a_ministack(folder / "ministack"))
         redis = stack.enter_context(a_redis(folder / "redis"))
@@ -116,13 +116,13 @@ def measure(client: httpx.Client, urls: Sequence[str]) -> Ingested:
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench local_ingest", description=__doc__)
-    parser.add_argument("--tasks", type=int, help="one list of this length instead of two")
+    parser.add_argument("--tasks", type=int, help="measure one list of this length instead of two")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     options = parser.parse_args(arguments)
     with (
         tempfile.TemporaryDirectory(dir=".", prefix=".bench-") as folder,
         a_site() as site,
-        a_deployment(Path(folder).resolve()) as client,
+        running_deployment(Path(folder).resolve()) as client,
     ):
         for size in SIZES if options.tasks is None else (options.tasks,):
             measured = measure(client, list(site.urls(size)))

@@ -1,4 +1,4 @@
-"""Runs one list on the embedded engine in this process, for benches that measure what a page costs
+"""Runs one list on the embedded engine in this process, for benches that measure the cost of a page
 without the API."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from conveyor.usecases.submit.jobs import Submission, submit
 
 CALLER = CallerId("local")
 POLL_S = 0.1
-# After the last task the run ends within milliseconds.
+# The run ends milliseconds after its last task, so the last polls are close together.
 LAST_POLL_S = 0.01
 
 

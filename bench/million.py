@@ -1,9 +1,9 @@
-"""Does a job of a million lines work from end to end, and in how much memory?
+"""Runs a job of a million lines from submit to deletion, and measures time and memory.
 
-One `conveyor dev` on a fresh data directory, as a person starts it, and one client: submit, watch,
-page through every row, ask for one status, stop, delete, and wait until nothing is left of it. With
-`--engine postgres` it runs on a PostgreSQL server of its own with durable commits, and before that
-on SQLite, beside which the figures are shown.
+The bench starts one `conveyor dev` on a new data directory. One client submits, watches the ingest,
+pages through every row, asks for one status, stops and deletes the job, and waits until no row of
+it is left. With `--engine postgres` the job runs on a PostgreSQL server with durable commits, and
+before that on SQLite for comparison.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from tests.postgres import execute
 from tests.servers import DURABLE, a_postgres
 
 PAGE = 1_000
-LOOKS = 11
-IDLE_REPORTED_S = 11.0  # A backend that has nothing to do reports what it read after 10 s.
+SAMPLES = 11
+IDLE_REPORTED_S = 11.0  # An idle PostgreSQL backend reports its read counters after 10 s.
 CONCURRENCY = 200
 GIVE_UP_S = 1_200.0
 
@@ -59,8 +59,8 @@ def main(arguments: list[str]) -> None:
 def measure(engine: OpenEngine, count: int) -> dict[str, float]:
     folder = Path(tempfile.mkdtemp(dir=".", prefix=".bench-"))
     try:
-        with engine(folder) as data, a_server(folder, data.environ) as (url, pid):
-            figures = go_through(url, count, data)
+        with engine(folder) as data, running_server(folder, data.environ) as (url, pid):
+            figures = measure_job(url, count, data)
             return figures | {"rss_mb": peak_rss_mb(pid)}
     finally:
         shutil.rmtree(folder)
@@ -77,8 +77,9 @@ def show(figures: Mapping[str, Mapping[str, float]]) -> None:
 
 @dataclass(frozen=True)
 class Data:
-    """Where a server keeps its rows. `is_empty` returns whether nothing is left of any job, and
-    `rows_read` how many tasks the database has read so far, if it counts them."""
+    """Where a server stores its rows. `is_empty` returns whether no row of any job is left.
+    `rows_read` returns how many rows of tasks the database has read so far; it is NaN where the
+    database does not count them."""
 
     environ: Mapping[str, str]
     is_empty: Callable[[], bool]
@@ -86,10 +87,10 @@ class Data:
 
 
 OpenEngine = Callable[[Path], AbstractContextManager[Data]]
-_LEFT = "SELECT " + " OR ".join(
+_ANY_ROW_LEFT = "SELECT " + " OR ".join(
     f"EXISTS (SELECT 1 FROM {table})" for table in ("tasks", "messages", "stats", "runs")
 )
-_READ = """
+_ROWS_READ = """
 SELECT sum(coalesce(idx_tup_fetch, 0) + coalesce(seq_tup_read, 0))::bigint
 FROM pg_stat_user_tables WHERE relname ~ '^tasks(_|$)' AND relname <> 'task_tables'
 """
@@ -100,7 +101,7 @@ def embedded(folder: Path) -> Iterator[Data]:
     def is_empty() -> bool:
         database = folder / "data" / "conveyor.db"
         with sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=30) as connection:
-            return not connection.execute(_LEFT).fetchone()[0]
+            return not connection.execute(_ANY_ROW_LEFT).fetchone()[0]
 
     yield Data({}, is_empty)
 
@@ -110,12 +111,12 @@ def postgres(folder: Path) -> Iterator[Data]:
     with a_postgres(DURABLE) as server:
 
         def is_empty() -> bool:
-            ((is_left,),) = trio.run(execute, server.url, _LEFT)
+            ((is_left,),) = trio.run(execute, server.url, _ANY_ROW_LEFT)
             return not is_left
 
         def rows_read() -> float:
             time.sleep(IDLE_REPORTED_S)
-            ((count,),) = trio.run(execute, server.url, _READ)
+            ((count,),) = trio.run(execute, server.url, _ROWS_READ)
             return float(str(count))
 
         yield Data(environ_for(server.url, folder, CONCURRENCY), is_empty, rows_read)
@@ -124,29 +125,30 @@ def postgres(folder: Path) -> Iterator[Data]:
 ENGINES: Mapping[str, OpenEngine] = {"embedded": embedded, "postgres": postgres}
 
 
-def go_through(url: str, count: int, data: Data) -> dict[str, float]:
+def measure_job(url: str, count: int, data: Data) -> dict[str, float]:
     figures: dict[str, float] = {"tasks": count}
     sent = send(url, count)
     figures |= {"send_s": sent.send_s, "accept_s": sent.accept_s}
     job = f"/v1/jobs/{sent.job_id}"
     headers = {"X-API-Key": "bench"}
     with httpx.Client(base_url=url, headers=headers, timeout=300, trust_env=False) as client:
-        client.post(f"{job}/pause").raise_for_status()  # It is ingested, not fetched.
-        looks: list[float] = []
-        figures["ingest_s"] = seconds_of(lambda: wait_until_in(client, job, looks))
-        figures["status_ms"] = median(looks) * 1000
-        figures["status_ms_most"] = max(looks) * 1000
+        # A paused job ingests its list, but fetches no page.
+        client.post(f"{job}/pause").raise_for_status()
+        status_times_s: list[float] = []
+        figures["ingest_s"] = seconds_of(lambda: wait_until_ingested(client, job, status_times_s))
+        figures["status_ms"] = median(status_times_s) * 1000
+        figures["status_ms_most"] = max(status_times_s) * 1000
         figures["status_after_ms"] = median_ms_of(lambda: client.get(job).raise_for_status())
         indexes: list[int] = []
         rows_read = data.rows_read()
-        figures["pages_s"] = seconds_of(lambda: indexes.extend(all_rows(client, job)))
+        figures["pages_s"] = seconds_of(lambda: indexes.extend(list_indexes(client, job)))
         assert sorted(indexes) == list(range(count)), "not every row exactly once"
         figures["read_per_row"] = (data.rows_read() - rows_read) / count
-        figures["rare_page_ms"] = median_ms_of(lambda: a_page(client, job, status="successful"))
+        figures["rare_page_ms"] = median_ms_of(lambda: get_page(client, job, status="successful"))
         figures["stop_s"] = seconds_of(lambda: client.post(f"{job}/stop").raise_for_status())
         figures["delete_s"] = seconds_of(lambda: client.delete(job).raise_for_status())
         assert client.get(job).status_code == 404
-        figures["scrubbed_s"] = seconds_of(lambda: wait_until_gone(data.is_empty))
+        figures["scrubbed_s"] = seconds_of(lambda: wait_until_deleted(data.is_empty))
     return figures
 
 
@@ -157,32 +159,32 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 
 def median_ms_of(work: Callable[[], object]) -> float:
-    return median(seconds_of(work) for _ in range(LOOKS)) * 1000
+    return median(seconds_of(work) for _ in range(SAMPLES)) * 1000
 
 
-def wait_until_in(client: httpx.Client, job: str, looks: list[float]) -> None:
+def wait_until_ingested(client: httpx.Client, job: str, status_times_s: list[float]) -> None:
     give_up_at = time.monotonic() + GIVE_UP_S
     while time.monotonic() < give_up_at:
         started_at = time.perf_counter()
         run = client.get(job).json()["latest_run"]
-        looks.append(time.perf_counter() - started_at)
+        status_times_s.append(time.perf_counter() - started_at)
         if run["ingest_status"] == "done":
             return
         time.sleep(0.1)
-    raise TimeoutError("the list is not in")
+    raise TimeoutError("the list is not ingested")
 
 
-def all_rows(client: httpx.Client, job: str) -> Iterator[int]:
+def list_indexes(client: httpx.Client, job: str) -> Iterator[int]:
     cursor: str | None = None
     while True:
-        page = a_page(client, job, status="all", cursor=cursor)
+        page = get_page(client, job, status="all", cursor=cursor)
         yield from (result["index"] for result in page["results"])
         cursor = page.get("next_cursor")
         if cursor is None:
             return
 
 
-def a_page(client: httpx.Client, job: str, *, status: str, cursor: str | None = None) -> Any:
+def get_page(client: httpx.Client, job: str, *, status: str, cursor: str | None = None) -> Any:
     params = {"limit": str(PAGE), "status": status}
     if cursor is not None:
         params["cursor"] = cursor
@@ -190,17 +192,19 @@ def a_page(client: httpx.Client, job: str, *, status: str, cursor: str | None = 
     return msgspec.json.decode(answer.raise_for_status().content)
 
 
-def wait_until_gone(is_empty: Callable[[], bool]) -> None:
+def wait_until_deleted(is_empty: Callable[[], bool]) -> None:
     give_up_at = time.monotonic() + GIVE_UP_S
     while time.monotonic() < give_up_at:
         if is_empty():
             return
         time.sleep(0.5)
-    raise TimeoutError("something is left of a deleted job")
+    raise TimeoutError("a deleted job still has rows")
 
 
 @contextmanager
-def a_server(folder: Path, engine: Mapping[str, str] | None = None) -> Iterator[tuple[str, int]]:
+def running_server(
+    folder: Path, engine: Mapping[str, str] | None = None
+) -> Iterator[tuple[str, int]]:
     log = folder / "server.log"
     environ = {**(engine or {}), "CONVEYOR_DATA_DIR": str(folder / "data"), "CONVEYOR_PORT": "0"}
     with log.open("wb") as stderr:

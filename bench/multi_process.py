@@ -1,7 +1,7 @@
-"""The amplification arms over the wire: LocalStack's SQS, Redis, and real worker processes.
+"""Runs the arms of `bench amplification` on real servers: LocalStack's SQS, Redis, and processes.
 
-The dispatchers of one process lean on the memory engine for their rows; worker processes have
-ministack's DynamoDB and S3, as they would have AWS.
+The dispatchers of one process keep their rows in the memory engine. Worker processes keep them in
+ministack's DynamoDB and S3, as they would in AWS.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shutil import which
 import msgspec
 import trio
 
-from bench.amplification import KILLED, ONE_PROCESS, PROCESSES, Results, Watch, run_all
+from bench.amplification import KILLED, ONE_PROCESS, PROCESSES, OnProgress, Results, run_all
 from bench.dispatch import Arm, Drained, Link, Shared, Tally, drain, summarize_drain
 from conveyor.bootstrap.runtime import create_resources, open_runtime
 from conveyor.config import Settings, settings_from
@@ -60,15 +60,17 @@ class Servers:
     folder: Path
 
 
-def run_wire(*, short: bool = False) -> Results:
-    """The arms in real time, which takes minutes. The killed one is smaller than in the model."""
+def run_on_servers(*, short: bool = False) -> Results:
+    """Runs the arms in real time. The arm with a kill has fewer tasks than in the model."""
     missing = [
         program
         for program in (LOCALSTACK, SERVERS / "ministack", "redis-server")
         if not which(program)
     ]
     if missing:
-        print(f"\nNothing over the wire: {missing[0]} is not installed (`make test` does that).")
+        print(
+            f"\nNo arms on local servers: {missing[0]} is not installed (`make test` installs it)."
+        )
         return {}
     with tempfile.TemporaryDirectory(prefix="amplification-") as folder:
         where = Path(folder)
@@ -82,12 +84,14 @@ def run_wire(*, short: bool = False) -> Results:
 
 
 def _run_on(servers: Servers, *, short: bool) -> Results:
-    print("\nSQS over the wire, dispatchers in one process:")
+    print("\nSQS server, dispatchers in one process:")
     results = run_all(
         ONE_PROCESS,
-        lambda arm, watch: trio.run(in_one_process, servers.sqs, servers.redis, arm, watch),
+        lambda arm, on_progress: trio.run(
+            in_one_process, servers.sqs, servers.redis, arm, on_progress
+        ),
     )
-    print("\nSQS over the wire, worker processes (one of four is killed, and its claims lapse):")
+    print("\nSQS server, worker processes (one of four is killed, and its claims expire):")
     smaller, permits = msgspec.structs.replace, PROCESSES["permits_processes"]
     arms = {
         "permits_processes": smaller(permits, tasks=SHORT_TASKS) if short else permits,
@@ -96,8 +100,8 @@ def _run_on(servers: Servers, *, short: bool) -> Results:
     return results | run_all(arms, partial(_in_processes, servers))
 
 
-async def in_one_process(sqs: str, redis_url: str, arm: Arm, watch: Watch) -> Drained:
-    """The arm on real servers, in real time; its rows are in memory."""
+async def in_one_process(sqs: str, redis_url: str, arm: Arm, on_progress: OnProgress) -> Drained:
+    """Runs an arm on real servers in real time; its rows are in the memory engine."""
     clock, randomness = SystemClock(), random.Random()
     space = f"bench-{randomness.getrandbits(32):08x}"
     async with (
@@ -118,10 +122,10 @@ async def in_one_process(sqs: str, redis_url: str, arm: Arm, watch: Watch) -> Dr
             clock=clock,
             random=randomness,
         )
-        return await drain(shared, arm, lambda: Link(randomness), watch)
+        return await drain(shared, arm, lambda: Link(randomness), on_progress)
 
 
-def _in_processes(servers: Servers, arm: Arm, watch: Watch) -> Drained:
+def _in_processes(servers: Servers, arm: Arm, on_progress: OnProgress) -> Drained:
     name = f"bench-{random.getrandbits(32):08x}"
     environ = {
         **os.environ,
@@ -141,12 +145,12 @@ def _in_processes(servers: Servers, arm: Arm, watch: Watch) -> Drained:
     }
     workers = Workers(servers.folder / name, arm.think_s)
     with _environ(environ), workers.killing_at_the_end():
-        return trio.run(_see_through, settings_from(environ), arm, workers, watch)
+        return trio.run(_run_list, settings_from(environ), arm, workers, on_progress)
 
 
 @contextmanager
 def _environ(environ: dict[str, str]) -> Generator[None, None, None]:
-    """Credentials and endpoints are looked for in the environment, ours and the workers'."""
+    """Sets environment variables from which this process and the workers read endpoints."""
     before = dict(os.environ)
     os.environ.update(environ)
     try:
@@ -158,13 +162,13 @@ def _environ(environ: dict[str, str]) -> Generator[None, None, None]:
 
 @dataclass(slots=True)
 class Workers:
-    """Worker processes, and what they say that they received."""
+    """Worker processes, and the messages that each of them reports as received."""
 
     folder: Path
     think_s: float
     tallies: list[Tally] = field(default_factory=list)
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    listeners: list[threading.Thread] = field(default_factory=list)
+    readers: list[threading.Thread] = field(default_factory=list)
 
     @contextmanager
     def killing_at_the_end(self) -> Generator[None, None, None]:
@@ -182,11 +186,11 @@ class Workers:
                 command = [sys.executable, "-m", "bench.multi_process_worker", str(self.think_s)]
                 process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
             tally = Tally()
-            listener = threading.Thread(target=_listen, args=(process, tally), daemon=True)
-            listener.start()
+            reader = threading.Thread(target=_read_counts, args=(process, tally), daemon=True)
+            reader.start()
             self.processes.append(process)
             self.tallies.append(tally)
-            self.listeners.append(listener)
+            self.readers.append(reader)
 
     def kill_busiest(self) -> None:
         counts = [tally.messages for tally in self.tallies]
@@ -197,8 +201,8 @@ class Workers:
             process.send_signal(signal.SIGTERM)
         for process in self.processes:
             process.wait(STOP_S)
-        for listener in self.listeners:
-            listener.join()
+        for reader in self.readers:
+            reader.join()
 
     def total_tally(self) -> Tally:
         return Tally(
@@ -208,13 +212,15 @@ class Workers:
         )
 
 
-def _listen(process: subprocess.Popen[bytes], tally: Tally) -> None:
+def _read_counts(process: subprocess.Popen[bytes], tally: Tally) -> None:
     assert process.stdout is not None
     for line in process.stdout:
         tally.count(int(line))
 
 
-async def _see_through(settings: Settings, arm: Arm, workers: Workers, watch: Watch) -> Drained:
+async def _run_list(
+    settings: Settings, arm: Arm, workers: Workers, on_progress: OnProgress
+) -> Drained:
     await create_resources(settings)
     async with open_runtime(settings, role="api") as world:
         drafts = [TaskDraft(url=f"https://example.com/{number}") for number in range(arm.tasks)]
@@ -229,13 +235,13 @@ async def _see_through(settings: Settings, arm: Arm, workers: Workers, watch: Wa
         started_at, is_to_kill = time.perf_counter(), arm.killed_at > 0
         while (run := await world.env.store.read(key)) is None or run.ended_at is None:
             done = 0 if run is None else (await totals_of(world.env, run)).successful
-            watch(done)
+            on_progress(done)
             if is_to_kill and done >= arm.killed_at:
                 workers.kill_busiest()
                 is_to_kill = False
             await trio.sleep(0.2)
         seconds = time.perf_counter() - started_at
-        watch(arm.tasks)
+        on_progress(arm.tasks)
         totals = await totals_of(world.env, run)
     workers.stop()
     return summarize_drain(arm, totals, workers.total_tally(), seconds)

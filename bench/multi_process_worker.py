@@ -1,7 +1,7 @@
-"""One worker process of the amplification bench: the real worker, with a gateway that only thinks.
+"""One worker process of `bench amplification`: the real worker with a gateway that only waits.
 
-`python -m bench.multi_process_worker THINK_S` works on the engine that its environment names, until
-it is signalled, and prints how many messages each receive call on a run's queue brought.
+`python -m bench.multi_process_worker THINK_S` runs on the engine that its environment configures
+until it gets a signal. It prints the number of messages of each receive call on a run's queue.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from conveyor.engines.aws.sqs import SqsQueue
 from conveyor.logs import set_up_logging
 
 
-def tell(messages: int) -> None:
-    """At once, so that a kill loses no more than the call under way."""
+def print_count(messages: int) -> None:
+    """Writes without a buffer, so that a kill loses at most the call in progress."""
     os.write(sys.stdout.fileno(), b"%d\n" % messages)
 
 
@@ -35,7 +35,7 @@ async def work(think_s: float) -> None:
         assert isinstance(queue, SqsQueue)
         assert isinstance(queue.client, RetryingAwsClient)
         queue.client = replace(
-            queue.client, transport=CountingTransport(queue.client.transport, tell)
+            queue.client, transport=CountingTransport(queue.client.transport, print_count)
         )
         nursery.start_soon(cancel_on_signal, nursery.cancel_scope, STOP_S_MAX)
         await replace(world, gateway=ThinkingGateway(think_s)).worker().run()

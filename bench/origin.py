@@ -1,6 +1,6 @@
-"""A site to measure against: one page of a given size after a given think time, in its own process.
+"""Serves one page of a given size after a given think time, from its own process.
 
-Written on uvloop's bare protocol so that it is never what limits an arm.
+It uses uvloop's bare protocol so that it never limits the arm that fetches from it.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ async def serve(size_bytes: int, think_s: float, proof: str) -> None:
 
 
 @contextmanager
-def an_origin(*, size_bytes: int, think_s: float, proof: Path | None = None) -> Iterator[str]:
-    """The site's address, for as long as the block lasts; with a certificate, over TLS."""
+def running_origin(*, size_bytes: int, think_s: float, proof: Path | None = None) -> Iterator[str]:
+    """Serves the page while the block runs, and yields its URL; with `proof`, over TLS."""
     arguments = [str(size_bytes), str(think_s), str(proof or "")]
     command = [sys.executable, "-m", "bench.origin", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

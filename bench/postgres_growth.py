@@ -1,10 +1,10 @@
-"""Do the tables, dead rows and WAL of a PostgreSQL server stay flat while a long run is drained?
+"""Measures whether tables, dead rows and WAL of PostgreSQL stop growing during a long run.
 
-One server with durable commits and the defaults of autovacuum, and one worker whose gateway returns
-the same short page at once, so that the time goes to the database. The list is ingested first. A
-sample is taken then, and when a tenth, half and all of the tasks have ended. WAL is per task since
-the sample before. An update is `in place` if it writes no index. `others` are all tables but those
-of tasks and messages.
+The bench starts one server with durable commits and autovacuum's defaults, and one worker whose
+gateway returns the same short page immediately, so that the database does most of the work. The
+list is ingested first. The bench takes a sample then, and when a tenth, half and all of the tasks
+have ended. WAL is per task since the previous sample. An update is `in place` if it writes no
+index. `others` are all tables except those of tasks and messages.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from tests.postgres import execute
 from tests.servers import DURABLE, a_postgres
 
 SHARES = (0.1, 0.5, 1.0)
-LOOK_S = 0.2
-# Each backend reports its dead rows at most once a second.
+POLL_S = 0.2
+# A PostgreSQL backend reports its dead rows at most once a second.
 REPORTED_S = 1.5
 CONCURRENCY = 200
 MB = 1024 * 1024
-# The default of PostgreSQL. Servers of tests look more often.
+# PostgreSQL's default. The servers of tests run autovacuum more often.
 AUTOVACUUM = "autovacuum_naptime=1min"
 
 _SIZES = """
@@ -71,7 +71,7 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class SamePage:
-    """A gateway that has a page for every request, at once."""
+    """A gateway that returns the same page for every request, without waiting."""
 
     def price(self, params: Mapping[str, str]) -> Price:
         return Price()
@@ -93,7 +93,7 @@ def main(arguments: list[str]) -> None:
         samples = trio.run(drain, options.tasks, Path(folder), server.url)
     show(samples)
     if options.json:
-        print(msgspec.json.encode(line_of(samples)).decode())
+        print(msgspec.json.encode(json_line(samples)).decode())
 
 
 async def drain(count: int, folder: Path, database_url: str) -> list[Sample]:
@@ -123,7 +123,7 @@ async def wait_until_done(world: Runtime, run: Run, count: int) -> int:
         assert not has_ended or totals.successful == current.total, "a task was lost or failed"
         if totals.done >= count and (has_ended or count < current.total):
             return totals.done
-        await trio.sleep(LOOK_S)
+        await trio.sleep(POLL_S)
 
 
 async def take_sample(database_url: str, done: int) -> Sample:
@@ -163,7 +163,8 @@ def show(samples: Sequence[Sample]) -> None:
 
 
 def ended_between(before: Sample, sample: Sample, samples: Sequence[Sample]) -> int:
-    """How many tasks ended between two samples, or were ingested: the first line is the ingest."""
+    """Returns how many tasks ended between two samples. The first interval is the ingest: it
+    returns the number of ingested tasks."""
     return sample.done - before.done or samples[-1].done
 
 
@@ -171,9 +172,9 @@ def wal_per_task(before: Sample, sample: Sample, samples: Sequence[Sample]) -> f
     return (sample.wal_bytes - before.wal_bytes) / ended_between(before, sample, samples)
 
 
-def line_of(samples: Sequence[Sample]) -> dict[str, float]:
-    """The WAL of the last tasks beside the first tenth, and the tasks beside their ingest: 1 is
-    flat."""
+def json_line(samples: Sequence[Sample]) -> dict[str, float]:
+    """Returns the figures of the JSON line. WAL of the last tasks is compared with the first tenth,
+    and the size of the tasks table with its size after the ingest: a ratio of 1 is no growth."""
 
     def grown(sample: Sample) -> TableSize:
         return sample.tables["tasks"]

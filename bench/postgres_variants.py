@@ -1,4 +1,4 @@
-"""The arms of the benches on Postgres, each run alone in a process of its own.
+"""The arms of the benches on PostgreSQL; each runs alone in its own process.
 
 `python -m bench.postgres_variants NAME COUNT FOLDER DATABASE_URL [PAGES_URL CONCURRENCY]` prints
 one line of JSON.
@@ -53,7 +53,8 @@ def environ_for(database_url: str, folder: Path, concurrency: int) -> dict[str, 
 
 
 async def bare_copy(count: int, database_url: str) -> Ingested:
-    """Ids made and one COPY into a task table with its indexes; no messages, counters or fences."""
+    """Creates ids and copies tasks into a table with the indexes of the real one, with one COPY: no
+    messages, counters or fences."""
     await create_tables(DatabaseConfig(url=database_url))
     connection = await connect(database_url, options="", prepares=False, password=None)
     await connection.run([Statement("CREATE TABLE tasks_bare (LIKE tasks INCLUDING ALL)")])
@@ -88,7 +89,8 @@ def _tasks(count: int, now: float) -> Iterator[Task]:
 
 
 async def ingest(count: int, folder: Path, database_url: str) -> Ingested:
-    """Accepted over HTTP, then walked as the streamer does it: judged, staged, fenced, counted."""
+    """Accepts the list over HTTP and ingests it as the ingest streamer does: validates, stages,
+    writes under a fence, counts."""
     settings = settings_for(database_url, folder)
     await create_tables(DatabaseConfig(url=database_url))
     return await ingest_variants.ingest_over_http(settings, count)
@@ -97,7 +99,7 @@ async def ingest(count: int, folder: Path, database_url: str) -> Ingested:
 async def drain(
     count: int, folder: Path, database_url: str, pages_url: str, concurrency: int, processes: int
 ) -> Measured:
-    """The whole of Conveyor, with `processes` workers that share the concurrency."""
+    """Runs Conveyor from submit to completion; `processes` workers share the concurrency."""
     await create_tables(DatabaseConfig(url=database_url))
     settings = settings_for(database_url, folder, -(-concurrency // processes))
     urls = [f"{pages_url}/{number}" for number in range(count)]

@@ -1,14 +1,13 @@
-"""What does a rendered page cost at our gateway, beside Playwright and crawlee?
-(docs/gateway.md, Browsers)
+"""Measures what a rendered page costs at our gateway, compared with Playwright and crawlee
+(docs/gateway.md, Browsers).
 
-Each arm renders the same page of a local shop, whose list a script fetches, each page in a fresh
-context. The CPU time is that of all processes of the arm, browsers included, from start to end: a
-subreaper waits for each of them. The memory is the most that they had together, without what they
-share. The site is another process.
-
+Each arm renders the same page of a local shop, whose product list a script fetches, each page in a
+new browser context. The CPU time is that of all processes of the arm, browsers included, from start
+to end: the arm runs below a subreaper, which waits for all of them. The memory is the most private
+memory that they used together. The site is another process.
     python -m bench render --pages 60 --together 2
-    python -m bench render --pages 1000 --arms gateway     memory and time by hundreds of pages
-    python -m bench render --arms gateway --kill-every 3   ends browsers at random: no page is lost
+    python -m bench render --pages 1000 --arms gateway     memory after each 100 pages
+    python -m bench render --arms gateway --kill-every 3   kills browsers at random
 """
 
 from __future__ import annotations
@@ -54,7 +53,9 @@ _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 @click.option("--pages", default=60, show_default=True, help="Pages of each arm.")
 @click.option("--together", default=2, show_default=True, help="Pages at the same time.")
 @click.option("--arms", default=",".join(ARMS), show_default=True)
-@click.option("--kill-every", type=float, help="Mean seconds between kills of our browsers.")
+@click.option(
+    "--kill-every", type=float, help="Mean seconds between kills of the gateway's browsers."
+)
 @click.option("--only", hidden=True, help="Runs one arm against this URL.")
 def main(pages: int, together: int, arms: str, kill_every: float | None, only: str | None) -> None:
     if only is not None:
@@ -89,7 +90,7 @@ def main(pages: int, together: int, arms: str, kill_every: float | None, only: s
 def _run_arm(
     arm: str, run: Callable[[str, int, int], None], url: str, pages: int, together: int
 ) -> None:
-    """Runs the arm in a child, and waits for every process that it leaves."""
+    """Runs the arm in a child process, and waits for the child and its orphaned descendants."""
     ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
     began_at = time.monotonic()
     child = os.fork()
@@ -133,7 +134,7 @@ def _private_bytes_below(root: int) -> int:
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
             continue
-        with suppress(OSError, ValueError, IndexError):  # It has ended since.
+        with suppress(OSError, ValueError, IndexError):  # The process has ended since.
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
             _, resident, shared = (folder / "statm").read_text().split()[:3]
             children.setdefault(parent, []).append(int(folder.name))
@@ -178,7 +179,8 @@ async def _render_in_pool(url: str, pages: int, together: int, kill_every: float
 
 
 async def _render_or_fail(pool: BrowserPool, call: Call) -> Page | None:
-    """Returns None if a worker would repeat the call: too many browsers ended under it."""
+    """Returns None if the call failed as a worker would repeat it: its browsers were killed too
+    often."""
     try:
         return await pool.render(call)
     except CallFailed as failed:
@@ -197,7 +199,7 @@ async def _kill_at_random(pool: BrowserPool, every_s: float) -> None:
                 await trio.sleep(0.05)
             victim = moments.choice(running)
             killed.add(victim)
-            with suppress(ProcessLookupError):  # It has ended by itself since.
+            with suppress(ProcessLookupError):  # The browser has ended by itself since.
                 os.killpg(victim, signal.SIGKILL)
     finally:
         print(f"gateway     browsers killed: {len(killed)}")

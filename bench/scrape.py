@@ -1,11 +1,11 @@
-"""What does `conveyor scrape` cost from start to exit, beside a bare loop that writes files?
+"""Measures what `conveyor scrape` costs from start to exit, compared with a loop that writes files.
 
-Each arm is a process of its own, from cold start to exit, with all files in a folder of its own:
-the real command with one process and with its default number, aiohttp on uvloop with plain writes
-from the loop, `curl --parallel`, and scrapy and wget where they are installed. The origin is nginx
-where it is installed, because it is cheap; otherwise bench/origin.py. A ratio is taken within a
-round, and the median of the rounds counts. Folders are removed at the end: on a file system that is
-mounted with `discard`, files that are made after a removal cost up to six times as much.
+Each arm is a separate process, from cold start to exit, and writes into its own folder: the real
+command with one process and with its default number, aiohttp on uvloop with plain writes from the
+loop, `curl --parallel`, and scrapy and wget where they are installed. The origin is nginx where it
+is installed, because it needs little CPU; otherwise bench/origin.py. A ratio is taken within a
+round, and the median of the rounds is shown. Folders are removed at the end: on a file system
+mounted with `discard`, creating files after a removal costs up to six times as much.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from statistics import median
 
 import msgspec
 
-from bench.origin import an_origin
+from bench.origin import running_origin
 
 PAGE_BYTES = 20_000
 SIZES = (1_000, 10_000, 100_000)
-# Slower ones get a part of the list, and their figures are per page.
+# wget and scrapy are slow, so they fetch a part of the list; figures are per page.
 SLOW_SHARE = 20
 NGINX = """worker_processes 1; daemon off; pid {folder}/nginx.pid;
 error_log {folder}/error.log crit;
@@ -64,7 +64,7 @@ async def main(lines, concurrency, folder):
 lines = open(sys.argv[1]).read().split()
 wall, cpu = time.perf_counter(), time.process_time()
 uvloop.run(main(lines, int(sys.argv[2]), sys.argv[3]))
-# Without the imports: bench/service.py compares it with a service that has started before.
+# Without the imports: bench/service.py compares this with a service that is already running.
 print([time.perf_counter() - wall, time.process_time() - cpu])
 """
 SCRAPY = """
@@ -111,7 +111,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     options = parser.parse_args(arguments)
     sizes = SIZES if options.n is None else (options.n,)
-    with a_cheap_origin() as origin:
+    with running_cheap_origin() as origin:
         print(
             f"origin: {origin.name}, pages of {PAGE_BYTES:,} bytes, {options.concurrency} in flight"
         )
@@ -123,7 +123,7 @@ def main(arguments: list[str]) -> None:
             finally:
                 shutil.rmtree(work)
     if options.json:
-        # The size that the goals are about, if it was among them.
+        # The goals are stated for 10,000 pages, so that line is printed if it was measured.
         line_shown = next((line for line in lines if line["n"] == 10_000), lines[-1])
         print(msgspec.json.encode(line_shown).decode())
 
@@ -174,7 +174,7 @@ def show(arm: str, runs: Sequence[Measured]) -> None:
 
 
 def run_arm(arm: str, url: str, count: int, work: Path, concurrency: int) -> Measured:
-    """Runs one arm in a child of a child, so that its resources are counted alone."""
+    """Runs one arm below a forked child, whose usage of child processes is then that of the arm."""
     folder = Path(tempfile.mkdtemp(dir=work))
     urls = folder / "urls.txt"
     urls.write_text("".join(f"{url}/p/{number}\n" for number in range(count)))
@@ -256,7 +256,7 @@ def is_installed(arm: str) -> bool:
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """A site that answers every path with one page. `pid` is None where it is not known."""
+    """A site that answers every path with one page. `pid` is None for bench/origin.py."""
 
     name: str
     url: str
@@ -264,10 +264,10 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def a_cheap_origin() -> Iterator[Origin]:
+def running_cheap_origin() -> Iterator[Origin]:
     nginx = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
     if nginx is None:
-        with an_origin(size_bytes=PAGE_BYTES, think_s=0.0) as url:
+        with running_origin(size_bytes=PAGE_BYTES, think_s=0.0) as url:
             yield Origin("bench/origin.py", url)
         return
     version = subprocess.run([nginx, "-v"], capture_output=True, text=True, check=True).stderr

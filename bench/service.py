@@ -1,13 +1,14 @@
-"""What does a page cost through the API of `conveyor dev`, beside a bare loop that writes files?
+"""Measures what a page costs through the API of `conveyor dev`, compared with a loop that writes
+files.
 
-The real service is started as a process, a list is POSTed, and the run is timed from the POST to
-its recorded end. CPU time is that of all processes of the service in this time and until they are
-idle again. The bare loop is aiohttp on uvloop with plain writes, without its imports, because the
-service has started before its clock does. The origin is nginx where it is installed. A ratio is
-taken within a round, and the median of the rounds counts.
+The bench starts the real service as a process, POSTs a list, and measures from the POST to the
+recorded end of the run. CPU time is that of all processes of the service in this time and until
+they are idle again. The bare loop is aiohttp on uvloop with plain writes, without its imports,
+because the service too has started before the measurement. The origin is nginx where it is
+installed. A ratio is taken within a round, and the median of the rounds is shown.
 
-A second process can gain at most what the cores of the machine have left: the table therefore has
-the number of cores that each arm kept busy, the origin included.
+A second process can gain at most the CPU time that the other programs leave: the table therefore
+shows the number of cores that each arm kept busy, the origin included.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from typing import Any
 
 import msgspec
 
-from bench.scrape import BARE, PAGE_BYTES, Origin, a_cheap_origin
+from bench.scrape import BARE, PAGE_BYTES, Origin, running_cheap_origin
 
 NAMES = {
     "bare": "aiohttp + uvloop, plain files",
@@ -38,7 +39,7 @@ NAMES = {
     "conveyor-2": "conveyor dev --processes 2",
 }
 POLL_S = 0.1
-# The service counts as idle when it used less CPU than this in one poll.
+# The service is idle in a poll if it used less CPU than this since the previous one.
 IDLE_CPU_S = 0.02
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -63,7 +64,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--dir", type=Path, default=Path(), help="where the folders are made")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     options = parser.parse_args(arguments)
-    with a_cheap_origin() as origin:
+    with running_cheap_origin() as origin:
         print(f"origin: {origin.name}, {PAGE_BYTES:,} bytes, {options.concurrency} in flight")
         rounds = [run_round(origin, options) for _ in range(options.rounds)]
     show(rounds)
@@ -104,7 +105,7 @@ def run_service(
     url: str, count: int, concurrency: int, folder: Path, processes: int
 ) -> tuple[float, float]:
     """Returns the seconds from the POST to the end of the run, and the CPU seconds."""
-    with a_service(folder, concurrency, processes) as (pid, port):
+    with running_service(folder, concurrency, processes) as (pid, port):
         wait_until_idle(pid)
         body = msgspec.json.encode({"tasks": [{"url": each} for each in urls_of(url, count)]})
         before, posted_at = cpu_s_of(pid), time.time()
@@ -119,8 +120,8 @@ def run_service(
 
 
 @contextmanager
-def a_service(folder: Path, concurrency: int, processes: int) -> Iterator[tuple[int, int]]:
-    """A running `conveyor dev`: its process and its port."""
+def running_service(folder: Path, concurrency: int, processes: int) -> Iterator[tuple[int, int]]:
+    """Runs `conveyor dev`. Yields its process id and its port."""
     environ = {
         **os.environ,
         "CONVEYOR_DATA_DIR": str(folder / "data"),
@@ -158,8 +159,8 @@ def urls_of(url: str, count: int) -> Iterator[str]:
 
 
 def wait_until_idle(pid: int) -> None:
-    """Waits until the processes have used hardly any CPU for a moment: all have started, or all
-    have finished."""
+    """Waits until the processes use almost no CPU in three polls: all have started, or all have
+    finished."""
     idle, before = 0, cpu_s_of(pid)
     while idle < 3:
         time.sleep(POLL_S)
@@ -169,7 +170,7 @@ def wait_until_idle(pid: int) -> None:
 
 
 def cpu_s_of(pid: int | None) -> float:
-    """The CPU seconds of a process and of its living descendants."""
+    """Returns the CPU seconds of a process and of its living descendants."""
     if pid is None:
         return 0.0
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -186,7 +187,7 @@ def ratio(
     below: str,
     value: Callable[[Measured], float],
 ) -> float:
-    """The median of the rounds' ratios."""
+    """Returns the median of the ratios of all rounds."""
     return round(median(value(each[above]) / value(each[below]) for each in rounds), 3)
 
 

@@ -1,7 +1,8 @@
-"""How many tasks a second can the embedded engine settle, beside bare SQLite?
+"""Measures how many tasks a second the embedded engine settles, compared with bare SQLite.
 
-Every arm flips the same number of tasks and counts each in the same transaction, durably. The
-bare arms do nothing else; Conveyor's also check claim and gate, and answer with the rows.
+Every arm updates the same number of tasks and counts each one in the same transaction, durably.
+The bare arms do nothing else. Conveyor's arms also check the claim and the status of the run, and
+return the rows.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def _env(engine: EmbeddedEngine, clock: SystemClock, randomness: random.Random) 
 
 
 async def _claim_tasks(env: Context, count: int) -> list[Pair]:
-    """A fresh run of `count` tasks, every one of them claimed."""
+    """Submits a run of `count` tasks and claims all of them."""
     drafts = [TaskDraft(url=f"https://example.com/{number}") for number in range(count)]
     accepted = await jobs.submit(
         env, CallerId("bench"), jobs.Submission(drafts=drafts), job_id=JobId(env.new_id())
@@ -134,7 +135,7 @@ async def _claim_tasks(env: Context, count: int) -> list[Pair]:
 
 
 async def _settle_each(env: Context, claimed: Sequence[Pair]) -> None:
-    """64 tasks at a time, each committing its own settle: the engine groups them."""
+    """Settles 64 tasks at a time with one commit each; the engine groups the commits."""
 
     async def one(ref: TaskRef, task: Task) -> None:
         change = settlement.succeed(ref, task, RESULT, spent=Cost(), now=env.now())
@@ -145,7 +146,7 @@ async def _settle_each(env: Context, claimed: Sequence[Pair]) -> None:
 
 
 async def _settle_through_writer(env: Context, claimed: Sequence[Pair]) -> None:
-    """The real path: 200 task runners ask one shard writer."""
+    """Settles as the product does: 200 task runners send to one shard writer."""
     mailbox: Mailbox[ShardWriterMessage] = Mailbox(capacity=1_000)
     writer = ShardWriter(env=env, metrics=make_metrics(CollectorRegistry()))
 

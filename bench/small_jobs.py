@@ -1,8 +1,9 @@
-"""What does a job of ten tasks cost beyond its tasks, and what does a fleet cost that has no work?
+"""Measures what a job of ten tasks costs on AWS, and what an idle worker costs, by step.
 
 Real workers run in virtual time on modelled AWS, as in `bench cost`. The idle fleet is metered
-first, for ten minutes. Then short jobs come one a second; what the idle fleet would have asked for
-meanwhile is subtracted. Each caller has one job, so each job starts an event log too.
+first, for ten minutes. Then one short job is submitted every second, and the calls that the idle
+fleet would have made in that time are subtracted. Each caller has one job, so each job also creates
+an event log.
 """
 
 from __future__ import annotations
@@ -19,15 +20,17 @@ from typing import Any
 
 import trio
 
-from bench.fleet import Plan, a_fleet
-from bench.scale import FRESH_MAX, WARM, arrive
-from bench.scale_table import SMALL
+from bench.fleet import Plan, running_fleet
+from bench.scale import FRESH_MAX, WARM, submit_short_lists
+from bench.scale_table import SHORT_LIST_TASKS
 from conveyor.engines.aws.client.usage import Meter, Usage
 from conveyor.simulation.deterministic_trio import JumpClock
 
-SETTLED_S = 120.0  # All workers have seen one another, and nothing of the start is under way.
+# After this time all workers are in the roster of each other, and no call of the start is left.
+SETTLED_S = 120.0
 IDLE_S = 600.0
-AFTER_S = 60.0  # What follows a job: its queue is removed, its row is visited by the sweeper.
+# The time in which a job's queue is deleted and the sweeper visits its row.
+AFTER_S = 60.0
 GAP_S = 1.0
 
 STEPS = (
@@ -58,7 +61,7 @@ _OF_OPERATION = {
 
 @dataclass(slots=True)
 class SteppedMeter(Meter):
-    """Counts each call for what it is made for, by the kinds of rows that it names."""
+    """Counts each call for a step, which it derives from the kinds of rows in the call."""
 
     by_step: defaultdict[str, Usage] = field(default_factory=lambda: defaultdict(Usage))
 
@@ -120,8 +123,8 @@ def _keys_in(params: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class SmallJobs:
-    """`idle` is by the hour of one worker, `job` is one job of ten tasks without what an idle fleet
-    costs; `seconds` is how long such a job takes."""
+    """`idle` is the usage of one worker in an hour without work. `job` is the usage of one job of
+    ten tasks, without that of the idle fleet. `seconds` is the duration of such a job."""
 
     idle: Mapping[str, Usage]
     job: Mapping[str, Usage]
@@ -133,14 +136,14 @@ async def measure(workers: int, jobs: int, seed: int, *, has_redis: bool = True)
         workers=workers, slots=40, shards=8, table_writes=WARM, think_s=2.0, has_redis=has_redis
     )
     meter = SteppedMeter()
-    async with a_fleet(plan, seed, meter) as fleet:
+    async with running_fleet(plan, seed, meter) as fleet:
         await trio.sleep(SETTLED_S)
         before = meter.snapshot()
         await trio.sleep(IDLE_S)
         idle = _minus(meter.snapshot(), before)
         before, began_at = meter.snapshot(), trio.current_time()
         seconds: list[float] = []
-        await arrive(fleet, jobs, GAP_S, seconds)
+        await submit_short_lists(fleet, jobs, GAP_S, seconds)
         await trio.sleep(AFTER_S)
         elapsed_s = trio.current_time() - began_at
         busy = _minus(meter.snapshot(), before)
@@ -179,10 +182,10 @@ def _combined(
 
 
 def show(measured: SmallJobs, workers: int) -> None:
-    print(f"\nOne worker of {workers} without work, an hour:")
+    print(f"\nOne idle worker of {workers}, in an hour:")
     _show_steps(measured.idle)
     print(
-        f"\nA job of {SMALL} tasks on {workers} workers, its tasks included:"
+        f"\nA job of {SHORT_LIST_TASKS} tasks on {workers} workers, its tasks included:"
         f" {measured.seconds:.1f} s with pages of 2 s"
     )
     _show_steps(measured.job)
@@ -192,13 +195,13 @@ def _show_steps(steps: Mapping[str, Usage]) -> None:
     print(f"{'calls':>28}{'writes':>9}{'reads':>9}{'USD/1M':>10}")
     shown = {name: steps[name] for name in STEPS if abs(steps.get(name, Usage()).calls) >= 0.005}
     uses = shown.values()
-    together = Usage(
+    total = Usage(
         sum(use.calls for use in uses),
         sum(use.read_units for use in uses),
         sum(use.write_units for use in uses),
         sum(use.price_millionths for use in uses),
     )
-    for name, use in {**shown, "together": together}.items():
+    for name, use in {**shown, "together": total}.items():
         print(
             f"  {name:18}{use.calls:>8.2f}{use.write_units:>9.2f}{use.read_units:>9.2f}"
             f"{use.price_millionths:>10.1f}"
@@ -209,7 +212,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench small_jobs", description=__doc__)
     parser.add_argument("--workers", type=int, default=10)
     parser.add_argument("--jobs", type=int, default=60)
-    parser.add_argument("--no-redis", action="store_true", help="with leases in the table")
+    parser.add_argument("--no-redis", action="store_true", help="keep leases in the table")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
     logging.disable(logging.WARNING)

@@ -1,4 +1,4 @@
-"""The other arm: plain SQLite on our own schema, as tight a loop as Python can write."""
+"""The arm that other benches compare with: plain SQLite with our schema, in a minimal loop."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HISTORY = "[[1,1.5,2.5,null,0,0]]"
 
 @contextmanager
 def bare_database(path: Path) -> Iterator[sqlite3.Connection]:
-    """A fresh database with Conveyor's schema and durability, and nothing else of it."""
+    """Opens a new database with Conveyor's schema and durability settings."""
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
@@ -37,7 +37,7 @@ def bare_database(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def insert_run(connection: sqlite3.Connection, run_id: str, ids: Sequence[str]) -> None:
-    """All rows of a run in one transaction."""
+    """Inserts all rows of a run in one transaction."""
     connection.execute("BEGIN IMMEDIATE")
     connection.execute(STATS, ("j", run_id, len(ids)))
     connection.executemany(
@@ -48,7 +48,7 @@ def insert_run(connection: sqlite3.Connection, run_id: str, ids: Sequence[str]) 
 
 
 def settle(connection: sqlite3.Connection, run_id: str, ids: Sequence[str], group: int) -> None:
-    """Each flip with its count, `group` of them a transaction."""
+    """Updates each task and its counter, `group` tasks in a transaction."""
     for start in range(0, len(ids), group):
         connection.execute("BEGIN IMMEDIATE")
         for task in ids[start : start + group]:

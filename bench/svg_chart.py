@@ -1,4 +1,4 @@
-"""Figures: plain bar charts as SVG, without a library."""
+"""Draws bar charts as SVG files, without a library."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ import msgspec
 
 RESULTS = Path(__file__).parent / "results"
 WIDTH, BAR, GAP, LEFT, TOP = 760, 22, 8, 210, 34
-PLAIN, NOTED = 120, 430  # The width left for the text behind the longest bar.
+PLAIN, NOTED = (
+    120,
+    430,
+)  # The width left for the text after the longest bar, without and with notes.
 COLOURS = ("#8a94a6", "#2f6f8f", "#3f9f6f", "#c9803f", "#b0524f", "#7a5fa0")
 
 
 class Panel(msgspec.Struct, frozen=True):
-    """One chart: a bar for each label, and what its numbers are. `notes` are said behind the bars;
-    `most` is the number whose bar would be of full width, if not the highest one."""
+    """One chart with a bar for each label. `notes` are shown after the bars; `most` is the value
+    whose bar has full width, by default the highest one."""
 
     title: str
     bars: Sequence[tuple[str, float]]
@@ -26,19 +29,19 @@ class Panel(msgspec.Struct, frozen=True):
     most: float | None = None
 
 
-def place_of(name: str, *, is_whole: bool) -> Path:
-    """Where a figure goes: that of a part does not take the place of the whole, which is kept."""
-    return RESULTS / (f"{name}.svg" if is_whole else f"{name}-part.svg")
+def figure_path(name: str, *, is_full_run: bool) -> Path:
+    """Returns the path of a figure. Partial runs get another name, as full ones are committed."""
+    return RESULTS / (f"{name}.svg" if is_full_run else f"{name}-part.svg")
 
 
-def is_whole(parser: argparse.ArgumentParser, options: argparse.Namespace) -> bool:
-    """Whether a bench runs as it comes: any option but `--json` makes it another experiment."""
+def is_full_run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> bool:
+    """Returns whether a bench runs with its default options; `--json` does not count."""
     chosen = {name: value for name, value in vars(options).items() if name != "json"}
     return all(parser.get_default(name) == value for name, value in chosen.items())
 
 
 def draw(path: Path, title: str, panels: Sequence[Panel]) -> None:
-    """Panels one below the other."""
+    """Writes the panels one below the other."""
     parts = [f'<text x="12" y="22" font-size="16" font-weight="bold">{escape(title)}</text>']
     y = TOP
     for panel in panels:

@@ -1,12 +1,13 @@
-"""How much of the machine does a page cost, durably, beside a bare loop that keeps nothing?
+"""Measures the CPU time of a durable page, compared with a loop that stores no state.
 
-One local origin, the arms in turn, each alone in its own process: aiohttp on uvloop writing body
-files, Conveyor end to end in one process and in two, and httpx on Trio. A shared machine changes
-its speed from one minute to the next, so a ratio is taken within a round, between neighbours, and
-the median of the rounds counts. With `--engine postgres` Conveyor runs on a PostgreSQL server of
-its own with durable commits, whose CPU is shown apart. Two processes share the concurrency, and a
-machine of two cores is full with one. So that engine has a second comparison, of which nothing but
-the slots of a worker is the limit: a slow site, and a second process that brings as many slots.
+All arms fetch from one local origin, in turn, each alone in its own process: aiohttp on uvloop
+writing body files, Conveyor end to end in one process and in two, and httpx on Trio. The speed of a
+shared machine changes, so a ratio is taken within a round, and the median of the rounds is shown.
+
+With `--engine postgres` Conveyor runs on a PostgreSQL server with durable commits, whose CPU time
+is shown separately. There, two processes share the concurrency, and one already uses a machine of
+two cores fully. So that engine has a second comparison in which only the slots are the limit: a
+slow site, and a second process with as many slots as the first.
 """
 
 from __future__ import annotations
@@ -23,25 +24,27 @@ from statistics import median
 import msgspec
 
 from bench import postgres_variants
-from bench.origin import an_origin
-from bench.svg_chart import Panel, draw, is_whole, place_of
+from bench.origin import running_origin
+from bench.svg_chart import Panel, draw, figure_path, is_full_run
 from bench.throughput_variants import Measured
 from tests.servers import DURABLE, a_postgres
 
 SLOW_S = 0.5
-SLOW_SHARE = 4  # Of the pages, as they take longer.
-HTTPX_SHARE = 20  # httpx is so much slower that a part of the list tells as much.
+# The slow site gets a fourth of the pages, as each takes ten times as long.
+SLOW_SHARE = 4
+# httpx is so slow that a twentieth of the list gives the same precision.
+HTTPX_SHARE = 20
 NAMES = {
-    "bare": "aiohttp + uvloop, nothing kept",
+    "bare": "aiohttp + uvloop, no state",
     "conveyor": "Conveyor, durable",
     "conveyor-2": "Conveyor, two processes",
-    "httpx": "httpx on Trio, nothing kept",
+    "httpx": "httpx on Trio, no state",
 }
 EVERY_ROUND = ("bare", "conveyor", "conveyor-2")
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """An arm over all rounds: medians, and medians of its ratios to the bare loop beside it."""
+    """One arm: medians over all rounds, and medians of its ratios to the bare loop of a round."""
 
     cpu_ms: float
     cpu_ratio: float
@@ -63,7 +66,7 @@ def main(arguments: list[str]) -> None:
     if options.engine == "postgres":
         _compare_on_postgres(options.n, options.concurrency, options.rounds)
         return
-    with an_origin(size_bytes=20_000, think_s=0.05) as url:
+    with running_origin(size_bytes=20_000, think_s=0.05) as url:
         rounds = [
             {arm: run_arm(arm, url, options.n, options.concurrency) for arm in EVERY_ROUND}
             for _ in range(options.rounds)
@@ -72,7 +75,7 @@ def main(arguments: list[str]) -> None:
         rounds[-1]["httpx"] = run_arm("httpx", url, httpx_count, options.concurrency)
     summaries = {arm: summarize(arm, rounds) for arm in NAMES}
     show(summaries)
-    figure = place_of("throughput", is_whole=is_whole(parser, options))
+    figure = figure_path("throughput", is_full_run=is_full_run(parser, options))
     draw_all(figure, summaries, options.n)
     if options.json:
         ours = summaries["conveyor"]
@@ -87,7 +90,7 @@ def main(arguments: list[str]) -> None:
 
 def _compare_on_postgres(count: int, concurrency: int, rounds_count: int) -> None:
     rounds, server_ms = [], []
-    with an_origin(size_bytes=20_000, think_s=0.05) as url:
+    with running_origin(size_bytes=20_000, think_s=0.05) as url:
         for _ in range(rounds_count):
             measured = {"bare": run_arm("bare", url, count, concurrency)}
             for name, arm in (("conveyor", "drain"), ("conveyor-2", "drain-2")):
@@ -95,13 +98,13 @@ def _compare_on_postgres(count: int, concurrency: int, rounds_count: int) -> Non
                 server_ms.append(cpu_ms)
             rounds.append(measured)
     show({arm: summarize(arm, rounds) for arm in EVERY_ROUND})
-    print(f"CPU of the PostgreSQL server, with its start: {median(server_ms):.3f} ms a page")
+    print(f"CPU of the PostgreSQL server, its start included: {median(server_ms):.3f} ms a page")
     _compare_slots(count // SLOW_SHARE, concurrency // 2)
 
 
 def _compare_slots(count: int, slots: int) -> None:
-    """Pages per second of one and of two processes with so many slots each, at a slow site."""
-    with an_origin(size_bytes=20_000, think_s=SLOW_S) as url:
+    """Prints the pages per second of one and of two processes with `slots` each, at a slow site."""
+    with running_origin(size_bytes=20_000, think_s=SLOW_S) as url:
         one, two = (
             _drain_on_postgres(arm, url, count * number, slots * number)[0]
             for number, arm in ((1, "drain"), (2, "drain-2"))
@@ -113,7 +116,7 @@ def _compare_slots(count: int, slots: int) -> None:
 
 
 def _drain_on_postgres(arm: str, url: str, count: int, concurrency: int) -> tuple[Measured, float]:
-    """Runs an arm on a server of its own. Returns also the CPU of that server, in ms a page."""
+    """Runs an arm on a new server. Also returns the CPU time of that server, in ms a page."""
     with (
         a_postgres(DURABLE) as server,
         tempfile.TemporaryDirectory(dir=".", prefix=".bench-") as folder,

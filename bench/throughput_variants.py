@@ -1,9 +1,8 @@
-"""The arms of the throughput bench, each run alone in a process of its own.
+"""The arms that `bench throughput` compares; each runs alone in its own process.
 
 `python -m bench.throughput_variants NAME URL COUNT CONCURRENCY FOLDER` prints one line of JSON:
-pages fetched, seconds, CPU seconds and peak memory, its children's included. What an arm needs is
-imported before its clock starts, whichever arm it is; a helper process starts, and imports, while
-it runs.
+pages fetched, seconds, CPU seconds and peak memory, child processes included. All modules of an arm
+are imported before its measurement starts; a helper process imports them while the arm runs.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 Arm = Callable[[Iterator[str], int, Path], Awaitable[int]]
-# Conveyor's own are at the top: the other arms need some of them too. Its secret box imports
-# cryptography when the first one is made.
+# Conveyor's own modules are imported at the top, as the other arms need some of them. Its secret box
+# imports cryptography when the first one is made.
 _SECRETS = (
     "cryptography.hazmat.primitives.ciphers.aead",
     "cryptography.hazmat.primitives.kdf.hkdf",
@@ -54,7 +53,7 @@ MODULES = {
 
 
 async def bare(urls: Iterator[str], concurrency: int, folder: Path) -> int:
-    """aiohttp on uvloop, a file per body, nothing kept of what became of it."""
+    """Fetches with aiohttp on uvloop and writes a file per body; records no outcome."""
     import aiohttp
 
     done = 0
@@ -74,7 +73,7 @@ async def bare(urls: Iterator[str], concurrency: int, folder: Path) -> int:
 
 
 async def httpx_on_trio(urls: Iterator[str], concurrency: int, folder: Path) -> int:
-    """httpx as it comes, a file per body, nothing kept of what became of it."""
+    """Fetches with httpx's defaults and writes a file per body; records no outcome."""
     import httpx
 
     done = 0
@@ -97,7 +96,7 @@ async def httpx_on_trio(urls: Iterator[str], concurrency: int, folder: Path) -> 
 
 
 async def conveyor(urls: Iterator[str], concurrency: int, folder: Path, processes: int = 1) -> int:
-    """The whole of Conveyor: accepted, claimed, fetched, stored, settled and completed, durably."""
+    """Runs a list from submit to completion, durably."""
     settings = Settings(
         data_dir=folder / "data",
         allow_private_targets=True,
@@ -138,7 +137,7 @@ def cpu_s() -> float:
 
 
 def rss_mb() -> float:
-    """This process at its largest and its largest child: no arm has two of them."""
+    """Returns the peak of this process plus that of its child; no arm has two children."""
     usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_maxrss for usage in usages) / 1024
 

@@ -1,18 +1,18 @@
-"""Which modules and functions does one task pass, from POST to its result and webhook?
+"""Lists the modules and functions that one task executes, from POST to its result and webhook.
 
-One job of one URL, with a webhook and an Idempotency-Key, on the embedded engine and on the AWS
-engine with Redis over the models of their services. The API, the scraped site and the receiver of
-the webhook are real sockets; the last two and the client are not traced.
+The bench runs one job of one URL, with a webhook and an Idempotency-Key, on the embedded engine and
+on the AWS engine with Redis, over the models of their services. The API, the scraped site and the
+receiver of the webhook use real sockets; the site, the receiver and the client are not traced.
 
-The walk counts each function in conveyor/ and actors/ that is called or resumed from the moment
-the client sends the POST until the webhook is delivered, the results and the body are read, and
-nothing is left to do. A file counts once, a function once. Not counted: the simulator, which is
-where the models are; bodies of modules and classes, which run at import; and the actors in
-STANDING, which run at their own pace whether there is a task or not. Everything else counts, also
-what the service would have done anyway in that time.
+The walk records each function in conveyor/ and actors/ that is called or resumed from the moment
+the client sends the POST until the webhook is delivered, the results and the body are read, and the
+service is idle. A file counts once, a function once. Not recorded: the simulator, which contains
+the models; bodies of modules and classes, which run at import; and the actors in BACKGROUND, which
+poll whether there is a task or not. Everything else is recorded, even if the service would have
+done it without the task.
 
-The order is that of the first call in each step. Steps overlap: a worker may fetch a page before
-the response to its POST is written. `_steps` says where each one starts.
+Functions are listed in the order of their first call in each step. Steps overlap: a worker may
+fetch a page before the response to its POST is written. `_steps` defines where each step starts.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ STEPS = (
     CONTENT,
 )
 
-# Crawls, schedules, exports, lists, repairs, status reports, notifications of lists, the return of
-# a lost Redis: no part of one task, and their polls fall into a walk by chance.
-STANDING = (
+# Actors that serve crawls, schedules, exports, long lists, repairs, status reports, notifications
+# and the return of Redis. One task needs none of them, but their polls may happen during a walk.
+BACKGROUND = (
     Crawler.run,
     Scheduler.run,
     Exporter.run,
@@ -103,9 +103,9 @@ STANDING = (
 )
 
 PAGE = b"<h1>A page</h1>"
-# On AWS settles wait up to 2 s for others, and the notifier looks for notices every 5 s.
+# On AWS a settle waits up to 2 s for others, and the notifier polls for notices every 5 s.
 WEBHOOK_TIMEOUT_S = 60.0
-# Longer than any pause inside a step, shorter than the period of any actor that polls.
+# Longer than any pause within a step, and shorter than the period of any polling actor.
 QUIET_S = 0.2
 
 
@@ -120,8 +120,8 @@ def main(arguments: list[str]) -> None:
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as folder, _site() as site:
         traces = {
-            "embedded": _walk(site, lambda: _embedded_world(Path(folder))),
-            "aws": _walk(site, _aws_world),
+            "embedded": _walk(site, lambda: _open_embedded(Path(folder))),
+            "aws": _walk(site, _open_aws),
         }
     for name, trace in traces.items():
         _show(name, trace)
@@ -133,7 +133,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _steps() -> Mapping[CodeType, str]:
-    """The function that starts each step. A request has no step of its own: the client knows."""
+    """Maps the function that starts a step to the step. A request belongs to the client's step."""
     starts: dict[Callable[..., object], str] = {
         Listener.serve: BY_REQUEST,
         QueueDiscovery.run: "dispatch",
@@ -144,17 +144,15 @@ def _steps() -> Mapping[CodeType, str]:
         ShardWriter.run: "settle",
         runs.complete_if_done: "complete",
         CompletionNotifier.run: "webhook",
-        **dict.fromkeys(STANDING, IGNORED),
+        **dict.fromkeys(BACKGROUND, IGNORED),
     }
     return {code_of(function): step for function, step in starts.items()}
 
 
-def _walk(
-    site: Site, open_a_world: Callable[[], AbstractAsyncContextManager[Runtime]]
-) -> CallTrace:
+def _walk(site: Site, open_world: Callable[[], AbstractAsyncContextManager[Runtime]]) -> CallTrace:
     trace = CallTrace(_steps())
     with trace.installing():
-        trio.run(_follow, trace, site, open_a_world)
+        trio.run(_follow, trace, site, open_world)
     missing = [step for step in STEPS if not any(trace.lines(step))]
     assert not missing, f"nothing was called in {missing}: see _steps"
     return trace
@@ -163,19 +161,19 @@ def _walk(
 async def _follow(
     trace: CallTrace,
     site: Site,
-    open_a_world: Callable[[], AbstractAsyncContextManager[Runtime]],
+    open_world: Callable[[], AbstractAsyncContextManager[Runtime]],
 ) -> None:
-    async with open_a_world() as world, _serving(world) as url:
+    async with open_world() as world, _serving(world) as url:
         await trio.testing.wait_all_tasks_blocked(QUIET_S)
-        await trio.to_thread.run_sync(_be_the_client, trace, site, url)
-        # The response to the webhook is still to be recorded, and the poller of the run to end.
+        await trio.to_thread.run_sync(_run_client, trace, site, url)
+        # The delivery of the webhook is still to be recorded, and the run's poller to end.
         await trio.testing.wait_all_tasks_blocked(QUIET_S)
         trace.end()
 
 
 @asynccontextmanager
 async def _serving(world: Runtime) -> AsyncGenerator[str, None]:
-    """The service as `conveyor dev` runs it: API and worker in one process."""
+    """Runs API and worker in one process, as `conveyor dev` does."""
     urls: list[str] = []
     server = HttpServer(
         make_app=lambda ready: world.app(ready=ready),
@@ -191,15 +189,15 @@ async def _serving(world: Runtime) -> AsyncGenerator[str, None]:
 
 
 @asynccontextmanager
-async def _embedded_world(data_dir: Path) -> AsyncGenerator[Runtime, None]:
+async def _open_embedded(data_dir: Path) -> AsyncGenerator[Runtime, None]:
     settings = Settings(data_dir=data_dir, allow_private_targets=True)
     async with open_runtime(settings, role="dev") as world:
         yield world
 
 
 @asynccontextmanager
-async def _aws_world() -> AsyncGenerator[Runtime, None]:
-    """Put together as the composition root does, but for the models in place of a connection."""
+async def _open_aws() -> AsyncGenerator[Runtime, None]:
+    """Assembles the service as the composition root does, with models in place of AWS and Redis."""
     settings = Settings(
         engine=AWS,
         table="walk",
@@ -258,16 +256,16 @@ def _pool() -> closing[HttpPool]:
 
 @dataclass(slots=True)
 class Site:
-    """One page, and a receiver of webhooks."""
+    """The scraped site and the receiver of webhooks."""
 
     url: str
-    is_told: threading.Event = field(default_factory=threading.Event)
+    webhook_received: threading.Event = field(default_factory=threading.Event)
 
 
 @contextmanager
 def _site() -> Iterator[Site]:
     class Handler(BaseHTTPRequestHandler):
-        # A response goes out in one piece: our client takes another path if the body comes later.
+        # Buffered, so that a response arrives in one piece: the client's path would vary otherwise.
         wbufsize = -1
 
         def do_GET(self) -> None:
@@ -276,7 +274,7 @@ def _site() -> Iterator[Site]:
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
             self._answer(200, b"")
-            site.is_told.set()
+            site.webhook_received.set()
 
         def _answer(self, status: int, body: bytes) -> None:
             self.send_response(status)
@@ -300,12 +298,12 @@ def _site() -> Iterator[Site]:
             thread.join()
 
 
-def _be_the_client(trace: CallTrace, site: Site, url: str) -> None:
-    site.is_told.clear()
+def _run_client(trace: CallTrace, site: Site, url: str) -> None:
+    site.webhook_received.clear()
     job = {"tasks": [{"url": f"{site.url}/page"}], "webhook": {"url": f"{site.url}/hook"}}
     trace.begin(SUBMIT)
     submitted = json.loads(_call(url, "POST", "/v1/jobs", job))
-    assert site.is_told.wait(WEBHOOK_TIMEOUT_S), "the webhook did not come"
+    assert site.webhook_received.wait(WEBHOOK_TIMEOUT_S), "the webhook did not submit_short_lists"
     path = f"/v1/jobs/{submitted['job_id']}"
     trace.begin(RESULTS)
     (result,) = json.loads(_call(url, "GET", f"{path}/results"))["results"]
