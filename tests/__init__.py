@@ -1,1 +1,1 @@
-"""The tests; README.md says where a new one goes."""
+"""The tests of Conveyor; tests/README.md says where a new test goes."""

@@ -13,7 +13,7 @@ IN_PARALLEL = ("-n", "auto", "--dist", "loadscope")
 
 
 def parts() -> list[str]:
-    """Every folder that holds tests, by name."""
+    """Returns the names of all folders that contain tests."""
     return sorted({path.relative_to(HERE).parts[0] for path in HERE.glob("*/**/test_*.py")})
 
 

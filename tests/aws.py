@@ -1,4 +1,4 @@
-"""Transports and clients for tests of the AWS engine, over the servers that stand in for AWS."""
+"""Transports and clients for tests of the AWS engine, over local servers that stand in for AWS."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from conveyor.simulation.models import AwsModel
 from tests.servers import ACCESS_KEY, SECRET_KEY
 
 REGION = "us-east-1"
-# Local servers on a busy machine may take longer than AWS ever does.
+# A local server on a busy machine may take longer to answer than AWS does.
 CALL_TIMEOUT_S = 60.0
 
 OpenTransport = Callable[[AwsAccess], AbstractAsyncContextManager[AwsTransport]]
@@ -59,18 +59,18 @@ TRANSPORTS: dict[str, OpenTransport] = {"lean": an_http_transport, "boto": a_bot
 
 
 class Faults(Protocol):
-    """Faults of one attempt. They may wait, or raise AwsError or NoResponse like a service."""
+    """Faults that a test injects into an attempt: waiting, or raising AwsError or NoResponse."""
 
     async def before(self, service: str, operation: str, params: Params) -> None:
         """Runs before the attempt: the call has had no effect yet."""
 
     async def after(self, service: str, operation: str, params: Params) -> None:
-        """Runs after the attempt: the call was applied, but the caller has no answer yet."""
+        """Runs after the attempt: the call was applied, but its response has not arrived yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class FaultyTransport:
-    """A transport with faults around each call. A delay ends with the deadline, like a real one."""
+    """A transport with faults around each call. A delay ends at the deadline of the call."""
 
     transport: AwsTransport
     faults: Faults
@@ -115,7 +115,7 @@ def an_aws_client(
     faults: Faults | None = None,
     deadline_s: float = CALL_TIMEOUT_S,
 ) -> RetryingAwsClient:
-    """A client with a meter of its own, which sees the bytes where the transport counts them."""
+    """Makes a client with its own meter, which also counts bytes if the transport does."""
     meter = Meter(traffic=transport.traffic) if isinstance(transport, HttpTransport) else Meter()
     return RetryingAwsClient(
         transport=transport if faults is None else FaultyTransport(transport, faults),
@@ -128,7 +128,7 @@ def an_aws_client(
 async def a_modelled_engine(
     model: AwsModel, names: Names, *, clock: Clock, random: Random
 ) -> AwsEngine:
-    """All of the AWS engine over a model; nothing expires, as in `a_table`."""
+    """Opens the whole AWS engine on a model. Rows do not expire, as in `a_table`."""
     client = RetryingAwsClient(transport=model, random=random, meter=Meter())
     await check_resources(client, names, region=REGION)
     await _keep_rows(client, names.table)
@@ -136,11 +136,12 @@ async def a_modelled_engine(
 
 
 async def a_table(client: RetryingAwsClient, name: str) -> Table:
-    """A table from which nothing expires: the server goes by the clock on the wall, tests by T0."""
+    """Creates a table whose rows do not expire: the server would compare their expiry, which starts
+    at the tests' T0, with the real time."""
     await create_table(client, name)
     await _keep_rows(client, name)
     assert client.meter is not None
-    # Tokens of transactions are drawn at random, and the server remembers those of all tables.
+    # Random, because the server remembers the transaction tokens of all tables of all tests.
     return Table(name=name, client=client, random=Random(), meter=client.meter)
 
 

@@ -1,4 +1,4 @@
-"""Builders: rows, keys and writes that show only what matters to the test that makes them."""
+"""Builders of rows, keys and writes: a test names only the fields that matter to it."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ T0 = 1_700_000_000.0
 
 @dataclass(slots=True)
 class ManualClock:
-    """Time stands still until somebody moves it, so threads and virtual time cannot quarrel."""
+    """A clock that only the test moves, so its time does not depend on threads or virtual time."""
 
     at: float = T0
     steady_at: float = T0
@@ -94,18 +94,18 @@ class ManualClock:
         return self.steady_at
 
     def advance(self, seconds: float) -> None:
-        """So much time passes."""
+        """Lets time pass: moves the wall clock and the steady clock."""
         self.at += seconds
         self.steady_at += seconds
 
     def step(self, seconds: float) -> None:
-        """The clock on the wall is set; no time passes."""
+        """Sets the wall clock without letting time pass."""
         self.at += seconds
 
 
 @dataclass(slots=True)
 class ServerClock:
-    """The clock of a service elsewhere: nobody sets it when a worker's is set."""
+    """The clock of a remote service: setting the worker's wall clock does not change it."""
 
     worker: Clock
 
@@ -117,7 +117,7 @@ class ServerClock:
 
 
 def a_ulid(number: int) -> str:
-    """A ULID that is easy to tell from others, and sorts by its number."""
+    """Makes a ULID that is easy to recognize and sorts by its number."""
     return f"{number:026d}"
 
 
@@ -176,7 +176,7 @@ def a_task(index: int = 0, run_id: RunId = RUN, **fields: Any) -> Task:
         created_at=T0,
         updated_at=T0,
     )
-    if fields.get("status") is TaskStatus.FAILED:  # It never stands without a reason.
+    if fields.get("status") is TaskStatus.FAILED:  # A failed task always has a problem.
         fields = {"problem": make_problem("target_not_found", "No such page", 404, "404"), **fields}
     return msgspec.structs.replace(task, **fields)
 
@@ -243,7 +243,7 @@ def some_keys(caller: CallerId = CALLER, **fields: Any) -> SigningKeys:
 
 
 def a_schedule(job_id: JobId = JOB, **fields: Any) -> Schedule:
-    """Every hour, counted from T0."""
+    """Makes a schedule that fires every hour, counted from T0."""
     schedule = Schedule(
         job_id=job_id,
         status=ScheduleStatus.ACTIVE,
@@ -330,7 +330,7 @@ def ref_to(task: Task, job_id: JobId = JOB) -> TaskRef:
 
 
 def key_of(row: R, job_id: JobId = JOB) -> Key[R]:
-    """The key of a row. A task row does not contain its job, so the caller may name it."""
+    """Returns the key of a row. A task row does not contain its job, so the caller may pass it."""
     kind = KIND_OF_ROW[Task if isinstance(row, Task) else type(row)]
     return kind.key_of(row, job_id)
 
@@ -356,11 +356,11 @@ def a_change(*writes: Write, refs: tuple[TaskRef, ...] = ()) -> Change:
 
 
 async def kept(store: Store, row: Row) -> Row | None:
-    """What stands where this row, of any kind, would stand."""
+    """Returns the stored row that has the key of this row."""
     return cast("Row | None", await store.read(cast("Any", key_of(row))))
 
 
 async def keep(store: Store, *rows: Row) -> None:
-    """Puts rows into a store, as the past of a test."""
+    """Inserts rows into a store, as the initial state of a test."""
     verdicts = await store.commit([a_change(insert(row)) for row in rows])
     assert all(isinstance(verdict, Applied) for verdict in verdicts), verdicts

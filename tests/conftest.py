@@ -1,4 +1,5 @@
-"""What holds for every test: in CI, generated cases are the same every time. Servers, by name."""
+"""Fixtures and settings of all tests: generated cases are reproducible in CI, and each server that
+stands in for a service is a session fixture."""
 
 from __future__ import annotations
 
@@ -17,13 +18,13 @@ settings.register_profile("local", deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 # A shell that starts the tests in the background makes them ignore Ctrl-C, and so would every
-# command that they start.
+# command that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """What the contract tests found, as a table; their reports come from whoever ran them."""
+    """Prints the results of the contract tests as a table, whichever process ran them."""
     for outcome in ("passed", "failed"):
         reports = terminalreporter.stats.get(outcome, [])
         for report in reports:
@@ -55,35 +56,35 @@ def _tally(properties: list[tuple[str, object]], outcome: str) -> None:
 
 @pytest.fixture(scope="session")
 def ministack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """DynamoDB and Step Functions."""
+    """Runs ministack: DynamoDB and Step Functions."""
     with servers.a_ministack(tmp_path_factory.mktemp("ministack")) as url:
         yield url
 
 
 @pytest.fixture(scope="session")
 def strict_ministack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """One that checks signatures."""
+    """Runs a ministack that checks signatures."""
     with servers.a_ministack(tmp_path_factory.mktemp("strict"), {"AUTH": "true"}) as url:
         yield url
 
 
 @pytest.fixture(scope="session")
 def localstack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """SQS."""
+    """Runs LocalStack: SQS."""
     with servers.a_localstack(tmp_path_factory.mktemp("localstack")) as url:
         yield url
 
 
 @pytest.fixture(scope="session")
 def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """S3, with signatures checked."""
+    """Runs SeaweedFS: S3 with checked signatures."""
     with servers.a_seaweed(tmp_path_factory.mktemp("seaweed") / "home") as url:
         yield url
 
 
 @pytest.fixture(scope="session")
 def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A little of everything, and nothing atomic."""
+    """Runs moto: all services, but without atomic operations."""
     with servers.a_moto(tmp_path_factory.mktemp("moto")) as url:
         yield url
 

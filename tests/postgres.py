@@ -1,4 +1,4 @@
-"""Schemas of one PostgreSQL server, each as good as a database of its own."""
+"""Gives each test its own schema of one PostgreSQL server, as if it were a database."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from conveyor.engines.postgres.database import DatabaseConfig
 from conveyor.engines.postgres.engine import create_tables
 
 _numbers = count()
-# Making the tables takes longer than most tests, so empty ones are used again.
+# Creating the tables takes longer than most tests, so a test leaves its tables empty for another.
 _empty: dict[str, list[str]] = {}
 
 _TABLES = """
@@ -24,12 +24,12 @@ WHERE table_schema = current_schema() AND table_name <> 'schema_versions'
 
 @asynccontextmanager
 async def empty_tables(url: str) -> AsyncGenerator[str, None]:
-    """A URL whose connections use tables of their own, which are empty."""
+    """Yields a URL whose connections use a schema with empty tables."""
     mine = _empty.setdefault(url, [])
     if not mine:
-        made = await a_schema(url)
-        await create_tables(DatabaseConfig(url=made))
-        mine.append(made)
+        schema_url = await a_schema(url)
+        await create_tables(DatabaseConfig(url=schema_url))
+        mine.append(schema_url)
     own = mine.pop()
     try:
         yield own

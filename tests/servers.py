@@ -1,7 +1,7 @@
-"""Servers that stand in for AWS and Redis: started when a test asks, once per worker process.
+"""Starts local servers that stand in for AWS and Redis, when a test first needs them.
 
-Each has ports and a directory of its own on loopback. `make test` installs them; where one is
-missing its tests are skipped, except in CI, where they fail.
+Each test process starts its own servers, with their own ports and directories on loopback. `make
+test` installs them. If a server is not installed its tests are skipped; in CI they fail.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ SERVERS = ROOT / ".venv-servers" / "bin"
 LOCALSTACK = ROOT / ".venv-localstack" / "bin" / "python"
 START_S = 90.0
 STOP_S = 2.0
-# Twelve digits are an account of its own to ministack.
+# ministack treats an access key of twelve digits as the id of a separate account.
 ACCESS_KEY, SECRET_KEY = "111122223333", "conveyor-test-secret"
 
 
 def free_ports(count: int) -> list[int]:
-    """All different: each is held until the last one is known."""
-    held = [socket.socket() for _ in range(count)]
+    """Returns different free ports: each is bound until the last one is found."""
+    sockets = [socket.socket() for _ in range(count)]
     try:
-        for job in held:
-            job.bind(("127.0.0.1", 0))
-        return [job.getsockname()[1] for job in held]
+        for probe in sockets:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in sockets]
     finally:
-        for job in held:
-            job.close()
+        for probe in sockets:
+            probe.close()
 
 
 def free_port() -> int:
@@ -62,13 +62,13 @@ def skip(complaint: str) -> NoReturn:
 
 
 def found(program: str | Path) -> str:
-    """The path of a server's program; without it the test is skipped, or fails in CI.
+    """Returns the path of a server's program. If it is missing the test is skipped, or fails in CI.
 
-    An environment of ours may be half made: `make` leaves a mark when it is done.
+    An environment may be half installed: `make` creates `.installed` when it is complete.
     """
     path = shutil.which(program)
-    is_whole = not isinstance(program, Path) or (program.parents[1] / ".installed").exists()
-    if path is None or not is_whole:
+    is_complete = not isinstance(program, Path) or (program.parents[1] / ".installed").exists()
+    if path is None or not is_complete:
         complaint = f"{Path(program).name} is not installed: run `make test`"
         if os.environ.get("CI") == "true":
             fail(complaint)
@@ -80,7 +80,7 @@ def found(program: str | Path) -> str:
 def running(
     command: Sequence[str], folder: Path, ready: Callable[[], bool], env: Mapping[str, str] = {}
 ) -> Iterator[None]:
-    """The server, from when it answers; ended, with all it started, on leaving."""
+    """Starts the server, runs the block when the server answers, and ends the server after it."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "server.log").open("wb") as log:
         server = subprocess.Popen(
@@ -112,7 +112,7 @@ def _wait_until(ready: Callable[[], bool], server: subprocess.Popen[bytes], log:
 
 
 def answers(url: str) -> Callable[[], bool]:
-    """Whether anything but a failure of the server itself comes back."""
+    """Returns a check whether a GET of the URL gets a response with a status below 500."""
 
     def ask() -> bool:
         try:
@@ -128,7 +128,7 @@ def answers(url: str) -> Callable[[], bool]:
 
 
 def redis_says(port: int, *words: str) -> bytes:
-    """The first bytes of Redis's answer; empty when there is no Redis."""
+    """Sends a command to Redis and returns the first bytes of the reply; empty if it is down."""
     command = f"*{len(words)}\r\n" + "".join(f"${len(word)}\r\n{word}\r\n" for word in words)
     try:
         with closing(socket.create_connection(("127.0.0.1", port), timeout=2)) as connection:
@@ -208,15 +208,15 @@ def a_redis(folder: Path, port: int | None = None) -> Iterator[str]:
 
 @contextmanager
 def a_redis_cluster(folder: Path, port: int | None = None) -> Iterator[str]:
-    """One node that owns every slot: enough for CROSSSLOT and for clients that speak cluster."""
+    """Runs a cluster of one node, which is enough for CROSSSLOT errors and cluster clients."""
     port, bus = port or free_port(), free_port()
     command = [*_redis(port), "--cluster-enabled", "yes", "--cluster-port", str(bus)]
 
-    def is_whole() -> bool:
+    def is_ready() -> bool:
         redis_says(port, "CLUSTER", "ADDSLOTSRANGE", "0", "16383")
         return b"cluster_state:ok" in redis_says(port, "CLUSTER", "INFO")
 
-    with running(command, folder, is_whole):
+    with running(command, folder, is_ready):
         yield f"redis://127.0.0.1:{port}"
 
 
@@ -225,7 +225,7 @@ def _redis(port: int) -> list[str]:
     return [program, "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--dir", "."]
 
 
-# PostgreSQL refuses to run as root. The package of Debian creates this user.
+# PostgreSQL refuses to run as root; Debian's package creates this user.
 _POSTGRES_USER = "postgres"
 _POSTGRES_SETTINGS = (
     "listen_addresses=127.0.0.1",
@@ -235,13 +235,13 @@ _POSTGRES_SETTINGS = (
 )
 
 
-# As an operator has it: nothing that was committed is lost.
+# The settings of an operator: no commit is lost in a crash.
 DURABLE = ("fsync=on", "synchronous_commit=on", "shared_buffers=512MB", "max_wal_size=4GB")
 
 
 @contextmanager
 def a_replica(primary: Postgres) -> Iterator[Postgres]:
-    """A replica that has every commit before it is acknowledged."""
+    """Runs a replica of a running server."""
     folder = Path(tempfile.mkdtemp(prefix="conveyor-postgres-"))
     server = Postgres(folder, free_port())
     try:
@@ -255,7 +255,7 @@ def a_replica(primary: Postgres) -> Iterator[Postgres]:
 
 @contextmanager
 def a_postgres(settings: Sequence[str] = ("fsync=off",)) -> Iterator[Postgres]:
-    """A server with an empty data directory of its own."""
+    """Runs a server with a new, empty data directory."""
     folder = Path(tempfile.mkdtemp(prefix="conveyor-postgres-"))
     server = Postgres(folder, free_port(), settings)
     try:
@@ -288,11 +288,11 @@ class Postgres:
             shutil.chown(self.folder, self._user)
         command = [_postgres_program("initdb"), "-D", str(self.folder / "data"), "-U", "conveyor"]
         command += ["--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync"]
-        made = subprocess.run(
+        result = subprocess.run(
             command, user=self._user, cwd=self.folder, capture_output=True, text=True, check=False
         )
-        if made.returncode:
-            fail(f"initdb failed:\n{made.stderr[-2000:]}")
+        if result.returncode:
+            fail(f"initdb failed:\n{result.stderr[-2000:]}")
 
     def copy_of(self, primary: Postgres) -> None:
         """Makes the data directory a replica that follows a running primary."""
@@ -323,7 +323,7 @@ class Postgres:
         return subprocess.run(command, check=False).returncode == 0
 
     def cpu_s(self) -> float:
-        """CPU of the server and of its backends, those that have ended included."""
+        """Returns the CPU seconds of the server and of its backends, including ended ones."""
         ticks = 0
         for directory in Path("/proc").iterdir():
             try:
@@ -337,7 +337,7 @@ class Postgres:
         return ticks / os.sysconf("SC_CLK_TCK")
 
     def kill(self) -> None:
-        """Ends the server as a crash does: its backends notice and end too."""
+        """Ends the server without a checkpoint, as a crash does; its backends end too."""
         if self._process is None:
             return
         self._process.send_signal(signal.SIGQUIT)
@@ -350,6 +350,6 @@ class Postgres:
 
 
 def _postgres_program(name: str) -> str:
-    """Debian keeps the programs of each version in a directory of its own, outside of PATH."""
+    """Finds a program of PostgreSQL; Debian stores those of each version outside of PATH."""
     versions = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))
     return found(str(versions[-1]) if versions else name)

@@ -1,1 +1,1 @@
-"""Attacks on a running server by hostile callers, sites, gateways and disks."""
+"""Attacks on a running server by malicious callers, sites and gateways, and by failing disks."""

@@ -1,7 +1,7 @@
 """Runs attacks against the program and prints each figure with its bound.
 
-`python -m tests.attack [NAME ...] [--long] [--against PYTHON] [--json]` exits with 1 if a figure
-does not hold. `--against` names the Python of another checkout, to measure the program before a
+`python -m tests.attack [NAME ...] [--long] [--against PYTHON] [--json]` exits with 1 if a figure is
+outside its bound. `--against` is the Python of another checkout, to measure the program before a
 change.
 """
 
@@ -22,9 +22,9 @@ from tests.attack.scenarios import SCENARIOS
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.attack", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(SCENARIOS))
-    parser.add_argument("--long", action="store_true", help="the sizes of the first findings")
+    parser.add_argument("--long", action="store_true", help="run the attacks at their full size")
     parser.add_argument("--against", default=sys.executable, metavar="PYTHON")
-    parser.add_argument("--minutes", type=float, default=0.0, help="how long `soak` takes")
+    parser.add_argument("--minutes", type=float, default=0.0, help="duration of `soak`")
     parser.add_argument("--json", action="store_true", help="one JSON object a scenario")
     options = parser.parse_args(arguments)
     unknown = sorted(set(options.names) - SCENARIOS.keys())
@@ -65,7 +65,7 @@ def _print(name: str, report: Report, *, as_json: bool) -> None:
     print(f"\n{name}")
     for figure in report.figures:
         print(f"  {_mark(figure)} {figure.name}: {_format(figure.value)}", end="")
-        print(f"  (wanted {figure.relation} {figure.bound:g})", flush=True)
+        print(f"  (bound: {figure.relation} {figure.bound:g})", flush=True)
 
 
 def _mark(figure: Figure) -> str:
@@ -74,7 +74,7 @@ def _mark(figure: Figure) -> str:
 
 def _format(value: float | None) -> str:
     return (
-        "not within the time watched"
+        "did not happen in time"
         if value is None
         else f"{value:.3g}"
         if value % 1

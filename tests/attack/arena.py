@@ -1,8 +1,8 @@
-"""The network in which an attack takes place.
+"""Prepares the network in which an attack runs.
 
-Where the machine allows it, an attack runs in a network namespace of its own, which holds public
-addresses: the server runs with its default policy, which refuses loopback and private targets, and
-no packet leaves the namespace. Elsewhere it runs on loopback with the policy lifted.
+Where the machine allows it, an attack runs in a separate network namespace with public addresses:
+the server runs with its default policy, which refuses loopback and private targets, and no packet
+leaves the namespace. Otherwise it runs on loopback, with a policy that allows private targets.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 INSIDE = "CONVEYOR_ATTACK_ARENA"
-# Addresses that the default policy counts as public. Nothing outside the namespace is reached.
+# Public addresses for the default policy. No packet for them leaves the namespace.
 ORIGIN_V4, VICTIM_V4, GATEWAY_V4 = "93.184.216.34", "93.184.216.35", "93.184.216.36"
-# A name server that receives every question and answers none.
+# A name server that receives every query and answers none.
 SILENT_DNS = "127.0.0.53"
 SITE_NAMES_COUNT = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """Where sites listen, by what names they are reached, and which policy the server needs."""
+    """The addresses and host names of the sites, and the environment that the server needs."""
 
     origin_address: str
     victim_address: str
@@ -36,7 +36,7 @@ class Arena:
     environ: dict[str, str]
 
     def victim_host(self, number: int) -> str:
-        """A host of the victim's site that no other scenario has resolved yet."""
+        """Returns a host name of the victim's site that no scenario has resolved yet."""
         return f"v{number}.victim.test" if self.has_names else self.victim_address
 
     def origin_host(self, number: int) -> str:
@@ -69,7 +69,7 @@ def can_make_namespace() -> bool:
 
 
 def run_inside(arguments: Sequence[str]) -> int:
-    """Runs this package again, in a namespace where one can be made."""
+    """Runs this package in a child process, in a namespace if one can be created."""
     command = [sys.executable, "-m", "tests.attack", *arguments]
     mode = "loopback"
     if can_make_namespace():
@@ -79,7 +79,7 @@ def run_inside(arguments: Sequence[str]) -> int:
 
 
 def enter() -> Arena:
-    """The arena of this process, prepared; call once, inside."""
+    """Prepares the network of this process and returns it. Called once, in the child."""
     if os.environ[INSIDE] == "loopback":
         return LOOPBACK
     _run("ip", "link", "set", "lo", "up")
@@ -95,7 +95,7 @@ def enter() -> Arena:
 
 
 def _replace(file: Path, text: str, place: str) -> None:
-    """Shows `file` at `place` to this mount namespace only."""
+    """Mounts `file` over `place` in this mount namespace."""
     file.write_text(text)
     _run("mount", "--bind", str(file), os.path.realpath(place))
 

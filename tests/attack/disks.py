@@ -1,4 +1,4 @@
-"""Attacks on the disk: a volume that is full, and room that is not given back."""
+"""Attacks on the disk: a full volume, damaged files, space that is not freed, wrong permissions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BODY_BYTES = 900_000
 
 
 class Incompressible(Site):
-    """Every page is 900 KB of noise."""
+    """A site whose pages are 900 KB of random bytes."""
 
     async def _behave(self, name: str, request: Request, stream: trio.SocketStream) -> bool:
         head = f"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: {BODY_BYTES}\r\n\r\n"
@@ -27,7 +27,7 @@ class Incompressible(Site):
 
 
 def full_volume(ground: Ground, report: Report) -> None:
-    """A data directory on a volume of 96 MB that is filled by pages and then by submits."""
+    """The data directory is on a volume of 96 MB, which pages and then a file fill."""
     site = Incompressible(ground.arena.victim_address)
     target = Target(ground.python, ground.folder, dict(ground.arena.environ))
     with small_volume(target.data_dir, 96), serve(site, ground.arena.port), running(target):
@@ -39,7 +39,7 @@ def full_volume(ground: Ground, report: Report) -> None:
         time.sleep(4)
         report.at_most("further fetches while it is full", sum(site.asked.values()) - fetched, 10)
         filler = target.data_dir / "filler"
-        # Unbuffered: what a buffer still held would fail again when the file is closed.
+        # Unbuffered, because flushing a buffer would fail again when the file is closed.
         with filler.open("wb", buffering=0) as file, suppress(OSError):
             while file.write(b"x" * 65536):
                 pass
@@ -56,7 +56,7 @@ def full_volume(ground: Ground, report: Report) -> None:
 
 
 def open_directory(ground: Ground, report: Report) -> None:
-    """A data directory that existed before and was readable by everybody."""
+    """The data directory exists before the start, and all users may read it."""
     target = Target(ground.python, ground.folder, dict(ground.arena.environ))
     target.data_dir.mkdir(parents=True)
     target.data_dir.chmod(0o755)
@@ -70,7 +70,7 @@ def open_directory(ground: Ground, report: Report) -> None:
 
 
 def another_secret(ground: Ground, report: Report) -> None:
-    """A start with another secret key than the data was sealed with."""
+    """The server starts with another secret key than the one that sealed the data."""
     target = Target(ground.python, ground.folder, dict(ground.arena.environ))
     with running(target):
         target.submit([f"http://{ground.arena.victim_address}/page/1"])
@@ -87,7 +87,7 @@ def another_secret(ground: Ground, report: Report) -> None:
 
 
 def damaged_bodies(ground: Ground, report: Report) -> None:
-    """Stored bodies of which one bit was flipped, or the end is gone."""
+    """One bit of the stored bodies is flipped, and their end is cut off."""
     site = Site(ground.arena.victim_address)
     target = Target(ground.python, ground.folder, dict(ground.arena.environ))
     with serve(site, ground.arena.port), running(target):
@@ -119,7 +119,7 @@ def damaged_bodies(ground: Ground, report: Report) -> None:
 
 
 def _answer(target: Target, path: str) -> str | None:
-    """The body of an answer that looks well; None for a problem or a broken connection."""
+    """Returns the body of a response with status 200; otherwise None."""
     try:
         answer = target.call("GET", path)
     except httpx.HTTPError:
@@ -128,7 +128,7 @@ def _answer(target: Target, path: str) -> str | None:
 
 
 def damaged_database(ground: Ground, report: Report) -> None:
-    """Pages of the database that are overwritten while the server runs."""
+    """Pages of the database are overwritten while the server runs."""
     target = Target(ground.python, ground.folder, dict(ground.arena.environ))
     target.start()
     urls = [f"http://{ground.arena.victim_address}/page/{n}" for n in range(3000)]

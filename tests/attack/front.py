@@ -1,4 +1,4 @@
-"""Attacks on the HTTP server itself: framing, held connections, refused bodies."""
+"""Attacks on the HTTP server: ambiguous framing, idle connections, refused bodies, bad input."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _target(ground: Ground) -> Target:
 
 
 def _exchange(target: Target, sent: bytes, wait_s: float = 5.0) -> tuple[bytes, bool]:
-    """What comes back within `wait_s`, and whether the server closed the connection."""
+    """Returns the bytes received within `wait_s`, and whether the server closed the connection."""
     received = b""
     with socket.create_connection(target.address) as connection:
         connection.settimeout(wait_s)
@@ -50,7 +50,7 @@ def _exchange(target: Target, sent: bytes, wait_s: float = 5.0) -> tuple[bytes, 
 
 
 def ambiguous_framing(ground: Ground, report: Report) -> None:
-    """Requests whose end two parsers would see in different places."""
+    """Sends requests whose end two HTTP parsers would find in different places."""
     with running(_target(ground)) as target:
         for name, sent in AMBIGUOUS.items():
             received, is_closed = _exchange(target, sent)
@@ -62,14 +62,14 @@ def ambiguous_framing(ground: Ground, report: Report) -> None:
 
 
 def idle_http2(ground: Ground, report: Report) -> None:
-    """A connection that says it speaks HTTP/2 and then nothing."""
+    """Opens a connection, sends the HTTP/2 preface and then nothing."""
     with running(_target(ground)) as target:
         _, is_closed = _exchange(target, H2_PREFACE, wait_s=10)
         report.equals("closed within 10 s", float(is_closed), 1)
 
 
 def refused_long_body(ground: Ground, report: Report) -> None:
-    """A body of 9 MB that is refused long before its end, and then a SIGTERM."""
+    """Sends a body of 9 MB that the server refuses early, and then a SIGTERM to the server."""
     with running(_target(ground)) as target:
         body = b'{"tasks":[' + b'"",' * 3_000_000
         head = b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nX-API-Key: a\r\n"
@@ -96,7 +96,7 @@ def refused_long_body(ground: Ground, report: Report) -> None:
 
 
 def memory_used_up(ground: Ground, report: Report) -> None:
-    """Pages of 20 MiB in a process that may not have the memory for them."""
+    """Serves pages of 20 MiB to a process with a limit of 420 MB of address space."""
 
     class Heavy(Site):
         async def _behave(self, name: str, request: object, stream: object) -> bool:
@@ -111,7 +111,7 @@ def memory_used_up(ground: Ground, report: Report) -> None:
     with serve(site, ground.arena.port), running(target):
         target.submit([site.url(f"/page/{n}") for n in range(60)])
         time.sleep(15)
-        # A process that gave up has 10 s to end, whenever that was.
+        # A process that runs out of memory has 10 s to end, from any moment of the sleep.
         give_up_at = time.monotonic() + 20
         while not (is_well := _serves(target) or _has_exited(target)):
             if time.monotonic() >= give_up_at:
@@ -137,7 +137,8 @@ def _serves(target: Target) -> bool:
 
 
 def misspelt_parameters(ground: Ground, report: Report) -> None:
-    """`rerun?statuses=failed` and `?dryrun=true`: misspelt, they started a full, billed run."""
+    """`rerun?statuses=failed` and `?dryrun=true` are misspelt: ignoring the parameter would start a
+    full, billed run."""
     site = Site(ground.arena.victim_address)
     with serve(site, ground.arena.port), running(_target(ground)) as target:
         job_id = target.submit([site.url("/page/1")])
@@ -155,7 +156,7 @@ def misspelt_parameters(ground: Ground, report: Report) -> None:
 
 
 def links_from_the_host_header(ground: Ground, report: Report) -> None:
-    """A Host header that names another machine, and forwarded headers from a stranger."""
+    """Sends a Host header and an X-Forwarded-Host header that name another machine."""
     site = Site(ground.arena.victim_address)
     target = _target(ground)
     target.environ["CONVEYOR_PUBLIC_URL"] = "https://scrape.example"
@@ -171,7 +172,7 @@ def links_from_the_host_header(ground: Ground, report: Report) -> None:
 
 
 def modules_in_the_working_directory(ground: Ground, report: Report) -> None:
-    """A file named like one of our dependencies, in the folder where the program is started."""
+    """Puts a file with the name of a dependency into the program's working directory."""
     site = Site(ground.arena.victim_address)
     target = _target(ground)
     target.arguments = ("--processes", "2")
@@ -182,4 +183,4 @@ def modules_in_the_working_directory(ground: Ground, report: Report) -> None:
         job_id = target.submit([site.url(f"/page/{n}") for n in range(20)])
         target.wait_ended(job_id)
         time.sleep(3)
-        report.equals("it was executed", float(Path(proof).exists()), 0)
+        report.equals("the file was executed", float(Path(proof).exists()), 0)

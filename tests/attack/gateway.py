@@ -1,8 +1,9 @@
-"""A paid gateway with a plan: it charges a credit a page and refuses what exceeds its concurrency.
+"""A paid gateway with a concurrency limit: it charges a credit a page and refuses calls beyond it.
 
-It may be down, fail for some targets, state another plan than it has, and think for long; a call
-whose connection is closed is worked on to its end. It speaks the fetch API of ZenRows: the key and
-the target URL are in the query, the price and the state of the plan in response headers.
+It may be down, fail for some targets, report another limit than it has, and respond slowly. It
+completes a call even if the caller closes the connection. It implements the fetch API of ZenRows:
+the key and the target URL are in the query, the price and the state of the plan in response
+headers.
 """
 
 from __future__ import annotations

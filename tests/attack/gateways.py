@@ -1,4 +1,4 @@
-"""Attacks by paid gateways: plans, outages, targets they fail for, lies, and calls after a stop."""
+"""Attacks by paid gateways: limits, outages, failing targets, false headers, abandoned calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.attack.report import Ground, Report
 from tests.attack.target import Target, running
 
 UP_S = 3.0
-# A plan of 20 and pages of 0.2 s: 100 pages a second.
+# A plan of 20 concurrent calls with pages of 0.2 s allows 100 pages a second.
 PAGES_PER_S = 100
 
 
@@ -44,7 +44,7 @@ def _report_pages(
 
 
 def plan_for_two_processes(ground: Ground, report: Report) -> None:
-    """A plan of 20, shared by two worker processes; with --long for five minutes."""
+    """Two worker processes share a plan of 20 calls; with --long for five minutes."""
     count = ground.choose(600, 300 * PAGES_PER_S)
     gateway = PaidGateway(ground.arena.gateway_address, plan=20)
     with serve(gateway, ground.arena.port), _a_target(ground, gateway, processes=2) as target:
@@ -57,7 +57,7 @@ def plan_for_two_processes(ground: Ground, report: Report) -> None:
 
 
 def plan_that_others_use(ground: Ground, report: Report) -> None:
-    """A plan of 20 of which a stranger with the same key uses 15, and the gateway says so late."""
+    """The limit header says 20, but another user of the same key takes 15 of these calls."""
     count = ground.choose(100, 1_000)
     gateway = PaidGateway(
         ground.arena.gateway_address, plan=5, states=lambda plan, left: ("20", str(left))
@@ -70,8 +70,8 @@ def plan_that_others_use(ground: Ground, report: Report) -> None:
 
 
 def outage_of_the_gateway(ground: Ground, report: Report) -> None:
-    """A gateway that fails in the middle of a run, for 20 s, with --long for five minutes: half of
-    the time it answers 503 to everyone, half of the time nothing listens."""
+    """The gateway fails in the middle of a run for 20 s, with --long for five minutes: half of the
+    time it answers 503 to every call, half of the time it does not listen."""
     count, away_s = 900, ground.choose(20, 300)
     gateway = PaidGateway(ground.arena.gateway_address, plan=20)
     with serve(gateway, ground.arena.port):
@@ -92,20 +92,20 @@ def outage_of_the_gateway(ground: Ground, report: Report) -> None:
     try:
         time.sleep(away_s / 2)
         stats = target.run_of(job_id)["stats"]
-        report.equals("tasks failed while it was away", stats["failed"], 0)
-        in_vain = sum(gateway.asked.values()) - gateway.paid_count
+        report.equals("tasks failed during the outage", stats["failed"], 0)
+        failed_calls = sum(gateway.asked.values()) - gateway.paid_count
         gateway.is_down = False
         with serve(gateway, port):
             took_s = target.wait_ended(job_id, deadline_s=120)
             _report_pages(report, gateway, target, job_id, count)
-        report.at_most("calls in vain, a page", in_vain / count, 0.1)
-        report.at_most("seconds from its return to the end", took_s, 60)
+        report.at_most("calls without a page, per page", failed_calls / count, 0.1)
+        report.at_most("seconds from the end of the outage to the end", took_s, 60)
     finally:
         target.end()
 
 
 def targets_that_the_gateway_fails_for(ground: Ground, report: Report) -> None:
-    """A gateway that answers 503 for 12 targets of 300, and for no other."""
+    """The gateway answers 503 for 12 targets of 300, and pages for the others."""
     pages = _pages(ground, 300)
     gateway = PaidGateway(ground.arena.gateway_address, plan=20, poisoned=frozenset(pages[::25]))
     with serve(gateway, ground.arena.port), _a_target(ground, gateway) as target:
@@ -119,7 +119,7 @@ def targets_that_the_gateway_fails_for(ground: Ground, report: Report) -> None:
 
 
 def gateway_that_lies(ground: Ground, report: Report) -> None:
-    """Limits that change with each response, are 0, negative or huge; Retry-After of a year."""
+    """The reported limit changes with each response and may be invalid; Retry-After is a year."""
     lies = ["0", "-7", "9" * 30, "20", "", "3.5", "1"]
     count = 60
 
@@ -136,7 +136,7 @@ def gateway_that_lies(ground: Ground, report: Report) -> None:
         named = partial(_is_waiting_on, "gateway_limit", target, job_id)
         wait_until("waiting_on to name the gateway's limit", named)
         time.sleep(UP_S)
-        report.at_most("refusals while it asks for a pause", gateway.refused_count, 5)
+        report.at_most("refusals while Retry-After lasts", gateway.refused_count, 5)
 
 
 def pages_like_problems(ground: Ground, report: Report) -> None:
@@ -153,13 +153,13 @@ def pages_like_problems(ground: Ground, report: Report) -> None:
 
 
 def stop_of_paid_calls(ground: Ground, report: Report) -> None:
-    """A run is stopped while the gateway works on all calls of its plan; another run follows."""
+    """A run is stopped while all calls of the plan are in progress; another run follows."""
     gateway = PaidGateway(ground.arena.gateway_address, plan=8)
     with serve(gateway, ground.arena.port), _a_target(ground, gateway) as target:
         target.wait_ended(target.submit(_pages(ground, 20, "first")))
         gateway.think_s = 20.0
         job_id = target.submit(_pages(ground, 50))
-        wait_until("calls under way", lambda: gateway.working_count == 8)
+        wait_until("calls in progress", lambda: gateway.working_count == 8)
         answer = target.call("POST", f"/v1/jobs/{job_id}/stop").json()
         report.equals("calls that the receipt reports as abandoned", _abandoned(answer), 8)
         target.submit(_pages(ground, 50, "next"))
@@ -169,7 +169,7 @@ def stop_of_paid_calls(ground: Ground, report: Report) -> None:
 
 
 def _abandoned(answer: dict[str, object]) -> float | None:
-    """The count in the receipt, which is a part of the answer."""
+    """Returns the number of abandoned calls in the response to the stop."""
     for value in (answer, *answer.values()):
         if isinstance(value, dict) and isinstance(value.get("abandoned"), int):
             return float(value["abandoned"])

@@ -1,4 +1,4 @@
-"""Attacks by sheer number: keys, exports, file inputs, requests and lists that grow on disk."""
+"""Attacks with large numbers: of keys, exports and file inputs, and lists that grow on disk."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEYS_COUNT = 250
 
 
 def keys_by_the_hundred(ground: Ground, report: Report) -> None:
-    """Pages that never answer, of hundreds of callers that one client makes up."""
+    """One client uses hundreds of API keys to submit pages that never answer."""
 
     def attack(ground: Ground, site: Site, target: Target, stack: ExitStack) -> None:
         tasks = [{"url": site.url("/silent", ground.arena.origin_host(n))} for n in range(20)]
@@ -30,14 +30,16 @@ def keys_by_the_hundred(ground: Ground, report: Report) -> None:
                     json={"tasks": tasks, "max_inflight": 10_000},
                 )
                 admitted += answer.status_code == 201
-        report.at_most("callers of one address", admitted, DEFAULTS[Quota.ADDRESS_CALLERS])
+        report.at_most(
+            "callers admitted from one address", admitted, DEFAULTS[Quota.ADDRESS_CALLERS]
+        )
         wait_until("slots to fill", lambda: site.open_count >= 100)
 
     starve(ground, report, attack)
 
 
 def things_without_end(ground: Ground, report: Report) -> None:
-    """As many exports of a run, and as many file inputs, as a caller cares to ask for."""
+    """One caller creates more exports of a run and more file inputs than the quotas allow."""
     with sites(ground) as (_, site, target):
         job_id = target.submit([site.url(f"/page/{n}") for n in range(10)])
         target.wait_ended(job_id)
@@ -54,7 +56,7 @@ def things_without_end(ground: Ground, report: Report) -> None:
 
 
 def lists_that_grow(ground: Ground, report: Report) -> None:
-    """Bad lines of two bytes, plain and compressed, inline and in a body that is staged."""
+    """Lists of invalid lines, plain and compressed, whose rows need more space than the request."""
     lines_count = ground.choose(60_000, 300_000)
     shapes = {
         "empty objects": b"{}",

@@ -1,17 +1,17 @@
-"""A site that behaves well on some paths and as badly as it can on others.
+"""A site with well-behaved paths and with hostile ones.
 
 | path | behaviour |
 |---|---|
-| `/page/N` | a small page that names its path and the marker of whoever asked |
+| `/page/N` | a small page that contains its path |
 | `/slow/N` | the same, after half a second |
 | `/silent` | accepts the request and never answers |
 | `/drip` | announces 2 MB and sends a byte every five seconds |
 | `/stall` | announces 20 MB, sends 1.5 MB at once and then a byte every five seconds |
 | `/large` | 2 MB at once |
-| `/encoded?kind=K` | 5 MB in an encoding that is much work and no data, see `NO_OUTPUT` |
-| `/ignores-body` | answers before it reads the body, and reads the body as the next request |
-| `/late` | answers twice: the second response comes a moment after the first |
-| `/redirect?to=URL&status=N` | N, or 307, to that URL |
+| `/encoded?kind=K` | 5 MB that take long to decode and contain almost no data, see `NO_OUTPUT` |
+| `/ignores-body` | answers first, and then treats the request's body as another request |
+| `/late` | answers twice: the second response arrives 0.3 s after the first |
+| `/redirect?to=URL&status=N` | redirects to that URL with status N, by default 307 |
 | `/echo` | the request's own head and body |
 """
 
@@ -31,7 +31,7 @@ import trio
 HEAD_BYTES_MAX = 65_536
 LARGE_BYTES = 2_000_000
 ENCODED_BYTES = 5_000_000
-# Each takes work and gives no data: the encoding, what comes first, and what is repeated.
+# Bodies that cost CPU time and decode to almost nothing: encoding, start, repeated part.
 NO_OUTPUT = {
     "zstd-frames": ("zstd", b"", bytes.fromhex("28b52ffd2000010000")),
     "gzip-members": ("gzip", b"", gzip.compress(b"")),
@@ -75,7 +75,7 @@ class Request:
 
 @dataclass(slots=True)
 class Site:
-    """What the site was asked, and how many requests were open at once."""
+    """A running site: the requests that it received, and how many were open at the same time."""
 
     address: str
     port: int = 0
@@ -100,7 +100,7 @@ class Site:
                         rest = request.body + rest
 
     async def _answer(self, request: Request, stream: trio.SocketStream) -> bool:
-        """Whether the connection stays open."""
+        """Answers a request. Returns whether the connection stays open."""
         name = request.path.partition("?")[0]
         self.asked[name] += 1
         self.requests.append(request)
@@ -189,7 +189,7 @@ async def _read_request(stream: trio.SocketStream, rest: bytes) -> tuple[Request
 
 @contextmanager
 def serve(site: Site, port: int | None) -> Iterator[Site]:
-    """Serves `site` from a thread of its own until the block ends."""
+    """Serves `site` from a separate thread until the block ends."""
     is_ready = threading.Event()
     handles: list[tuple[trio.lowlevel.TrioToken, trio.CancelScope]] = []
 

@@ -1,4 +1,4 @@
-"""Attacks on what a page costs: storage that fails, poisoned tasks, gateways that refuse."""
+"""Attacks that make pages expensive: failing storage, malformed tasks, refusing gateways."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def _a_gateway(ground: Ground, plan: int | None = None) -> Iterator[PaidGateway]
 
 def _target(ground: Ground, gateway: PaidGateway | None = None, **environ: str) -> Target:
     if gateway is not None:
-        # The operator names the gateway, so it may stand anywhere.
+        # The operator configures the gateway, so its address may be private.
         environ["CONVEYOR_GATEWAY_URL"] = gateway.url("/v1/")
     return Target(ground.python, ground.folder, {**ground.arena.environ, **environ})
 
 
 def storage_full(ground: Ground, report: Report) -> None:
-    """Pages through a paid gateway onto a blob volume that is filled while they are fetched."""
+    """The volume of the bodies fills up while pages of a paid gateway are fetched."""
     with _a_gateway(ground) as gateway, running(_target(ground, gateway)) as target:
         blobs = target.data_dir / "blobs"
         filler = blobs / "filler"
@@ -48,7 +48,7 @@ def storage_full(ground: Ground, report: Report) -> None:
 
 
 def storage_gone(ground: Ground, report: Report) -> None:
-    """The same, where the folder of the bodies disappears and comes back."""
+    """The folder of the bodies disappears while pages are fetched, and comes back."""
     with _a_gateway(ground) as gateway, running(_target(ground, gateway)) as target:
         blobs = target.data_dir / "blobs"
         job_id = _begin(ground, target, gateway)
@@ -59,7 +59,7 @@ def storage_gone(ground: Ground, report: Report) -> None:
 
 
 def _fill(filler: Path) -> None:
-    """Takes all the room that is left."""
+    """Fills the volume with one file."""
     descriptor = os.open(filler, os.O_WRONLY | os.O_CREAT)
     with suppress(OSError):
         while os.write(descriptor, bytes(1 << 16)):
@@ -67,12 +67,12 @@ def _fill(filler: Path) -> None:
     os.close(descriptor)
 
 
-# More than are in flight at once, and few enough that the list needs no blob of its own.
+# More pages than are in flight at the same time, and few enough that the list is not staged.
 PAGES_COUNT = 300
 
 
 def _begin(ground: Ground, target: Target, gateway: PaidGateway) -> str:
-    """A job with a budget for little more than its pages, some of which are stored already."""
+    """Submits a job with a budget of a little more than its pages, and waits for a tenth."""
     count = PAGES_COUNT
     urls = [f"http://{ground.arena.victim_address}/page/{n}" for n in range(count)]
     job_id = target.submit(urls, budget={"credits": count + 10})
@@ -85,14 +85,14 @@ def _begin(ground: Ground, target: Target, gateway: PaidGateway) -> str:
 def _watch_outage(
     ground: Ground, report: Report, target: Target, gateway: PaidGateway, job_id: str
 ) -> None:
-    time.sleep(2.0)  # Pages in flight arrive, and the worker holds them.
+    time.sleep(2.0)  # Pages in flight arrive, and the worker keeps them in memory.
     before = gateway.paid_count
     log_bytes = target.log.stat().st_size
     watch_s = ground.choose(8, 300)
     time.sleep(watch_s)
     run = target.run_of(job_id)
     report.equals("paid calls while nothing can be stored", gateway.paid_count - before, 0)
-    report.equals("tasks failed because of it", run["stats"]["failed"], 0)
+    report.equals("tasks failed because of the storage", run["stats"]["failed"], 0)
     waits = str(run.get("waiting_on", ""))
     report.equals("waiting_on says storage", float("storage" in waits), 1)
     written = target.log.stat().st_size - log_bytes
@@ -112,7 +112,7 @@ def _watch_recovery(
 
 
 def poisoned_parameter(ground: Ground, report: Report) -> None:
-    """300 good pages and one task whose parameter has 5,000 digits."""
+    """A list has 300 valid pages and one task whose parameter has 5,000 digits."""
     site = Site(ground.arena.victim_address)
     with serve(site, ground.arena.port), running(_target(ground)) as target:
         pages = [{"url": site.url(f"/slow/{n}")} for n in range(300)]
@@ -129,7 +129,7 @@ def poisoned_parameter(ground: Ground, report: Report) -> None:
 
 
 def gateway_with_a_plan(ground: Ground, report: Report) -> None:
-    """More pages than a gateway's plan of 20 takes at once."""
+    """A list has more pages than the gateway's plan of 20 calls accepts at the same time."""
     count = ground.choose(300, 900)
     with _a_gateway(ground, plan=20) as gateway, running(_target(ground, gateway)) as target:
         urls = [f"http://{ground.arena.victim_address}/page/{n}" for n in range(count)]
@@ -143,7 +143,7 @@ def gateway_with_a_plan(ground: Ground, report: Report) -> None:
 
 
 def gateway_away(ground: Ground, report: Report) -> None:
-    """A gateway that is unreachable, then answers 503 to everyone, then works."""
+    """The gateway is unreachable, then answers 503 to every call, then works."""
     count = ground.choose(300, 900)
     gateway = PaidGateway(ground.arena.gateway_address, plan=50)
     with serve(gateway, ground.arena.port):
@@ -170,7 +170,7 @@ def gateway_away(ground: Ground, report: Report) -> None:
 
 
 def descriptors_used_up(ground: Ground, report: Report) -> None:
-    """200 pages while strangers hold 300 connections of a process that may open 256 files."""
+    """Clients hold 300 connections to a process that may open 256 files and fetches 200 pages."""
     site = Site(ground.arena.victim_address)
     limit = ("prlimit", "--nofile=256:256")
     target = Target(ground.python, ground.folder, dict(ground.arena.environ), prefix=limit)

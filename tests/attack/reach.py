@@ -1,4 +1,4 @@
-"""Attacks through what the server fetches: forbidden addresses, secrets that must not travel."""
+"""Attacks through the server's fetches: forbidden addresses, and secrets sent elsewhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.attack.origin import Site, serve
 from tests.attack.report import Ground, Report
 from tests.attack.target import Target, running
 
-# Each holds 127.0.0.1 or 169.254.169.254 in a form of IPv6, or lies outside of what is public.
+# IPv6 addresses that embed 127.0.0.1 or 169.254.169.254, or that are not public.
 WRAPPED = (
     "::ffff:127.0.0.1",
     "::ffff:169.254.169.254",
@@ -48,8 +48,8 @@ WRAPPED = (
 
 
 def wrapped_addresses(ground: Ground, report: Report) -> None:
-    """Tasks for IPv6 addresses that hold a private IPv4 address, and pages that redirect to them;
-    every socket is observed."""
+    """Fetches IPv6 addresses that embed a private IPv4 address, directly and through redirects,
+    and records every socket with strace."""
     trace = ground.folder / "connects"
     ground.folder.mkdir(parents=True, exist_ok=True)
     prefix = ("strace", "-f", "-qq", "-e", "trace=connect", "-o", str(trace))
@@ -65,11 +65,11 @@ def wrapped_addresses(ground: Ground, report: Report) -> None:
                 target.wait_ended(answer.json()["job_id"], deadline_s=20)
         time.sleep(0.5)
         connects = set(re.findall(r'inet_pton\(AF_INET6, "([^"]+)"', trace.read_text()))
-        report.equals("sockets opened to such addresses", len(connects), 0)
+        report.equals("sockets opened to these addresses", len(connects), 0)
 
 
 def redirects_with_secrets(ground: Ground, report: Report) -> None:
-    """A page that sends its visitor on to another origin, with the visitor's own headers."""
+    """A page redirects a request that carries secret headers to another origin."""
     with ExitStack() as stack:
         honest = stack.enter_context(serve(Site(ground.arena.victim_address), ground.arena.port))
         hostile = stack.enter_context(serve(Site(ground.arena.origin_address), ground.arena.port))
@@ -88,7 +88,7 @@ def redirects_with_secrets(ground: Ground, report: Report) -> None:
         }
         there = hostile.url("/echo")
         urls = [honest.url(f"/redirect?to={there}&status={n}") for n in (301, 302, 303, 307, 308)]
-        # By way of the first origin itself, and there and back.
+        # A redirect within the first origin, and then to the other one.
         urls.append(honest.url(f"/redirect?to=/redirect?to={there}"))
         tasks = [{"url": url} for url in urls]
         tasks += [{"url": url, "method": "POST", "body": "secret-10"} for url in urls]

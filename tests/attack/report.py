@@ -1,4 +1,4 @@
-"""What an attack measured: figures with their bounds."""
+"""The report of an attack: measured figures with their bounds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Figure:
 
     @property
     def holds(self) -> bool:
-        """A figure without a value is something that never happened: it holds no bound."""
+        """Returns whether the value is within the bound; never if there is no value."""
         if self.value is None:
             return False
         match self.relation:
@@ -49,7 +49,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What a scenario is given: the network, the program to attack, a folder, and its size."""
+    """The arguments of a scenario: the network, the program to attack, a folder, its size."""
 
     arena: Arena
     python: str

@@ -1,4 +1,4 @@
-"""Hours of mixed load: what a process holds after it has made and deleted many jobs."""
+"""Hours of mixed load: measures memory, descriptors and disk while jobs come and go."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ SHORT_S = 20.0
 LONG_S = 4 * 3600.0
 SAMPLES = 24
 JOBS_AT_ONCE = 4
-# Caches, pools and the pages of the database grow for some minutes; a shorter run shows no trend.
+# Caches, pools and the pages of the database grow at first; a shorter run shows no trend.
 WARM_MINUTES = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the process holds `at_s` seconds after its start, and the jobs it had by then."""
+    """The resources of the process `at_s` seconds after its start, and the jobs until then."""
 
     at_s: float
     jobs: int
@@ -32,7 +32,7 @@ class Sample:
 
 
 def soak(ground: Ground, report: Report) -> None:
-    """Jobs are made, run, read and deleted; memory, descriptors and disk are written down."""
+    """Creates, runs, reads and deletes jobs, and samples memory, descriptors and disk."""
     seconds = ground.minutes * 60 or (LONG_S if ground.is_long else SHORT_S)
     site = Site(ground.arena.victim_address)
     target = Target(ground.python, ground.folder, dict(ground.arena.environ))
@@ -58,8 +58,8 @@ def soak(ground: Ground, report: Report) -> None:
 
 
 def _make_and_delete(target: Target, site: Site, number: int) -> int:
-    """Small and large pages, redirects, bad encodings and pages that fail; each job is read, then
-    stopped, run again or exported in turn, and deleted."""
+    """Submits jobs with small and large pages, redirects, bad encodings and failing pages. Each job
+    is read, then stopped, rerun or exported in turn, and deleted."""
     keys = [f"caller-{(number + offset) % 50}" for offset in range(JOBS_AT_ONCE)]
     urls = [site.url(f"/page/{number}-{page}") for page in range(10)]
     odd_urls = [
@@ -101,7 +101,7 @@ def _export(target: Target, job_id: str, key: str) -> None:
     run_id = target.run_of(job_id, key)["run_id"]
     response = target.call("POST", f"/v1/jobs/{job_id}/runs/{run_id}/exports", key, json={})
     assert response.is_success, response.text
-    time.sleep(0.2)  # Some are deleted while they are made.
+    time.sleep(0.2)  # Some exports are deleted before they are complete.
 
 
 def _measure(target: Target, at_s: float, jobs: int) -> Sample:
@@ -118,7 +118,7 @@ def _measure(target: Target, at_s: float, jobs: int) -> Sample:
 
 
 def _measure_disk(folder: Path) -> int:
-    """Bytes in use under a folder in which files and folders are being deleted."""
+    """Returns the bytes used by a folder, whose files may be deleted meanwhile."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:

@@ -1,8 +1,8 @@
-"""A storm of `kill -9`: the owner of the data directory and its helpers die at random moments.
+"""Kills the owner of the data directory or its helper processes at random moments.
 
-Several callers submit lists all the while, with the default quotas in force. In the end every
-accepted task has ended once: the program's own audit of every run agrees, and so does an auditor
-that reads the files from outside.
+Several callers submit lists meanwhile, with the default quotas. At the end every accepted task must
+have ended exactly once: the program's own audit of every run checks it, and so does an auditor that
+reads the files of the data directory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SETTLE_S = 180.0
 def kill_storm(ground: Ground, report: Report) -> None:
     """Thirty kills, a few seconds apart, of the owner or one of its helpers."""
     kills_count = ground.choose(4, 30)
-    draw = Random(13)
+    randomness = Random(13)
     site = Site(ground.arena.victim_address)
     target = Target(
         ground.python,
@@ -42,8 +42,8 @@ def kill_storm(ground: Ground, report: Report) -> None:
     with serve(site, ground.arena.port), running(target):
         load = Load(target, site)
         for _ in range(kills_count):
-            load.top_up(seconds=draw.uniform(1.0, 5.0))
-            _kill_one(target, draw)
+            load.top_up(seconds=randomness.uniform(1.0, 5.0))
+            _kill_one(target, randomness)
         load.wait_ended()
         audits = [load.audit(job) for job in load.jobs]
         target.end()
@@ -52,12 +52,12 @@ def kill_storm(ground: Ground, report: Report) -> None:
     report.equals("tasks that ended", load.ended_tasks_count, tasks_count)
     report.equals("audits that found a difference", audits.count(False), 0)
     report.equals("disagreements of rows and bodies", len(violations(target.data_dir)), 0)
-    report.equals("jobs that a repeated request made twice", load.twins_count, 0)
+    report.equals("jobs that a repeated request created twice", load.twins_count, 0)
 
 
 @dataclass(slots=True)
 class Load:
-    """Lists of several callers, each submitted under a key until it is answered."""
+    """The lists of several callers. Each submit is repeated with its Idempotency-Key."""
 
     target: Target
     site: Site
@@ -66,7 +66,7 @@ class Load:
     twins_count: int = 0
 
     def top_up(self, seconds: float) -> None:
-        """Keeps every caller at its number of live jobs for so long."""
+        """Keeps LIVE_JOBS_OF_CALLER jobs of every caller live for `seconds`."""
         ends_at = time.monotonic() + seconds
         while time.monotonic() < ends_at:
             for number in range(CALLERS_COUNT):
@@ -91,7 +91,7 @@ class Load:
         self.twins_count -= len(self.jobs)
 
     def audit(self, job: tuple[str, str]) -> bool:
-        """Whether the program's own audit of the job's run finds no difference."""
+        """Returns whether the program's own audit of the job's run finds no difference."""
         caller, job_id = job
         run_id = self.target.run_of(job_id, caller)["run_id"]
         while True:
@@ -124,18 +124,18 @@ class Load:
                 return count
 
     def _call(self, method: str, path: str, caller: str, **more: Any) -> httpx.Response | None:
-        """None when the server died meanwhile; it is started again by the one who killed it."""
+        """Returns None if the server died during the call; `_kill_one` restarts it."""
         try:
             return self.target.call(method, path, caller, **more)
         except httpx.TransportError:
             return None
 
 
-def _kill_one(target: Target, draw: Random) -> None:
+def _kill_one(target: Target, randomness: Random) -> None:
     assert target.process is not None
     helpers = _children_of(target.process.pid)
-    if helpers and draw.random() < 0.5:
-        os.kill(draw.choice(helpers), signal.SIGKILL)
+    if helpers and randomness.random() < 0.5:
+        os.kill(randomness.choice(helpers), signal.SIGKILL)
         return
     target.end()
     target.start()

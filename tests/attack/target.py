@@ -1,4 +1,4 @@
-"""The program under attack, started as its users start it, and its API as a caller holds it."""
+"""The program under attack, started as users start it, and a client of its API."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HEALTH_S = 60.0
 
 @dataclass(slots=True)
 class Target:
-    """A `conveyor dev` on a data directory of its own."""
+    """A `conveyor dev` process with its own data directory."""
 
     python: str
     folder: Path
@@ -75,7 +75,7 @@ class Target:
         self.process = None
 
     def terminate(self, deadline_s: float) -> float | None:
-        """Seconds from SIGTERM to the end of the process; None if it has not ended by then."""
+        """Sends SIGTERM. Returns the seconds until the process ended; None after the deadline."""
         assert self.process is not None
         started_at = time.monotonic()
         self.process.send_signal(signal.SIGTERM)
@@ -96,7 +96,7 @@ class Target:
             return client.request(method, path, headers=headers, **options)
 
     def submit(self, urls: Sequence[str], key: str = "victim", **more: Any) -> str:
-        """The id of a new job."""
+        """Submits a job and returns its id."""
         params = more.pop("zenrows_params", None)
         tasks = [{"url": url} | ({"zenrows_params": params} if params else {}) for url in urls]
         answer = self.call("POST", "/v1/jobs", key, json={"tasks": tasks, **more})
@@ -111,7 +111,7 @@ class Target:
     def wait_ended(
         self, job_id: str, key: str = "victim", deadline_s: float = 60.0
     ) -> float | None:
-        """Seconds until the job's run has ended; None if it has not by then."""
+        """Returns the seconds until the job's run has ended; None after the deadline."""
         started_at = time.monotonic()
         while time.monotonic() - started_at < deadline_s:
             if self.run_of(job_id, key)["terminal"]:
@@ -120,7 +120,7 @@ class Target:
         return None
 
     def bodies_of(self, job_id: str, key: str = "victim") -> dict[str, str]:
-        """The stored bodies by URL."""
+        """Returns the stored bodies by URL."""
         bodies: dict[str, str] = {}
         cursor = ""
         while True:
@@ -135,7 +135,7 @@ class Target:
                 return bodies
 
     def slowest_health_s(self, seconds: float) -> float:
-        """The slowest of the health checks made one after another for so long."""
+        """Repeats health checks for `seconds`, and returns the time of the slowest one."""
         slowest, ends_at = 0.0, time.monotonic() + seconds
         with httpx.Client(base_url=self.url, timeout=HEALTH_S, trust_env=False) as client:
             while time.monotonic() < ends_at:
@@ -146,7 +146,7 @@ class Target:
         return slowest
 
     def cpu_s(self) -> float:
-        """CPU seconds of the process so far."""
+        """Returns the CPU seconds that the process has used."""
         assert self.process is not None
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

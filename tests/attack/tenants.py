@@ -1,4 +1,4 @@
-"""Attacks of one caller on another: planted responses, starvation, requests that grow."""
+"""Attacks of one caller on another: planted responses, starvation, growing requests."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.attack.report import Ground, Report
 from tests.attack.target import Target, running
 
 VICTIM_PAGES = 10
-# The promise is twice the time alone plus five seconds. A test must not fail because the machine
-# is busy, so its bound is wider; what it guards against took 55 to 177 s.
+# The program promises twice the time alone plus five seconds. The test's bound is wider, so that it
+# does not fail on a busy machine; without the protection the victim waits 55 to 177 s.
 PROMISED_FACTOR, PROMISED_S = 2.0, 5.0
 BUSY_FACTOR, BUSY_S = 4.0, 20.0
 _numbers = count()
@@ -27,7 +27,7 @@ _numbers = count()
 
 @contextmanager
 def sites(ground: Ground) -> Iterator[tuple[Site, Site, Target]]:
-    """A hostile site, the victim's site, and a server."""
+    """Runs a hostile site, the victim's site and a server."""
     hostile, honest = Site(ground.arena.origin_address), Site(ground.arena.victim_address)
     target = Target(ground.python, ground.folder, dict(ground.arena.environ))
     with serve(hostile, ground.arena.port), serve(honest, ground.arena.port), running(target):
@@ -35,7 +35,7 @@ def sites(ground: Ground) -> Iterator[tuple[Site, Site, Target]]:
 
 
 def _victim_s(ground: Ground, site: Site, target: Target, path: str = "/page/{}") -> float | None:
-    """How long ten pages of the victim take, each on a name that nobody has resolved before."""
+    """Returns the seconds that ten pages of the victim take, each on a new host name."""
     hosts = [ground.arena.victim_host(next(_numbers)) for _ in range(VICTIM_PAGES)]
     urls = [site.url(path.format(n), host) for n, host in enumerate(hosts)]
     job_id = target.submit(urls)
@@ -46,16 +46,17 @@ Attack = Callable[[Ground, Site, Target, ExitStack], None]
 
 
 def starve(ground: Ground, report: Report, attack: Attack, path: str = "/page/{}") -> None:
+    """Measures the victim's pages before and during the attack."""
     with sites(ground) as (hostile, honest, target), ExitStack() as stack:
         alone_s = _victim_s(ground, honest, target, path)
         attack(ground, hostile, target, stack)
-        beside_s = _victim_s(ground, honest, target, path)
+        attacked_s = _victim_s(ground, honest, target, path)
         assert alone_s is not None
         report.at_most("seconds of the victim alone", alone_s, 60)
         promised_s = PROMISED_FACTOR * alone_s + PROMISED_S
         report.at_most(
-            f"seconds of the victim beside it (promised: {promised_s:.1f})",
-            beside_s,
+            f"seconds of the victim during the attack (promised: {promised_s:.1f})",
+            attacked_s,
             BUSY_FACTOR * alone_s + BUSY_S,
         )
 
@@ -73,7 +74,7 @@ def silent_pages(ground: Ground, report: Report) -> None:
 
 
 def silent_pages_of_many_callers(ground: Ground, report: Report) -> None:
-    """The same attacker with forty keys."""
+    """Forty callers fill every slot with pages that never answer."""
 
     def attack(ground: Ground, site: Site, target: Target, stack: ExitStack) -> None:
         for caller in range(40):
@@ -85,7 +86,7 @@ def silent_pages_of_many_callers(ground: Ground, report: Report) -> None:
 
 
 def dripping_bodies(ground: Ground, report: Report) -> None:
-    """Forty large bodies that arrive a byte at a time, beside pages of 2 MB."""
+    """Forty large bodies arrive byte by byte, while the victim fetches pages of 2 MB."""
 
     def attack(ground: Ground, site: Site, target: Target, stack: ExitStack) -> None:
         target.submit([site.url(f"/drip?{n}") for n in range(40)], "attacker")
@@ -96,7 +97,7 @@ def dripping_bodies(ground: Ground, report: Report) -> None:
 
 
 def stalled_large_bodies(ground: Ground, report: Report) -> None:
-    """Bodies that grow large quickly and then drip, of eight callers, beside pages of 2 MB."""
+    """Bodies of eight callers reach 1.5 MB at once and then arrive byte by byte."""
 
     def attack(ground: Ground, site: Site, target: Target, stack: ExitStack) -> None:
         for caller in range(8):
@@ -109,7 +110,7 @@ def stalled_large_bodies(ground: Ground, report: Report) -> None:
 
 
 def silent_name_servers_of_many_callers(ground: Ground, report: Report) -> None:
-    """Names whose name server never answers, asked for with forty keys."""
+    """Forty callers fetch host names whose name server never answers."""
 
     def attack(ground: Ground, site: Site, target: Target, stack: ExitStack) -> None:
         server = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
@@ -124,7 +125,7 @@ def silent_name_servers_of_many_callers(ground: Ground, report: Report) -> None:
 
 
 def silent_name_servers(ground: Ground, report: Report) -> None:
-    """A thousand names whose name server never answers."""
+    """One caller fetches a thousand host names whose name server never answers."""
 
     def attack(ground: Ground, site: Site, target: Target, stack: ExitStack) -> None:
         server = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
@@ -138,17 +139,17 @@ def silent_name_servers(ground: Ground, report: Report) -> None:
 
 
 def empty_zstd_frames(ground: Ground, report: Report) -> None:
-    """Ten responses of 5 MB that decode to nothing, in half a million zstd frames each."""
+    """Ten responses of 5 MB contain half a million empty zstd frames each."""
     _decode(ground, report, "zstd-frames")
 
 
 def empty_gzip_members(ground: Ground, report: Report) -> None:
-    """Ten responses of 5 MB that decode to nothing, in gzip members."""
+    """Ten responses of 5 MB contain only empty gzip members."""
     _decode(ground, report, "gzip-members")
 
 
 def encodings_without_output(ground: Ground, report: Report) -> None:
-    """Responses of 5 MB in other encodings that are much work and no data."""
+    """Responses of 5 MB in all encodings of NO_OUTPUT take long to decode."""
 
     def attack(ground: Ground, site: Site, target: Target, stack: ExitStack) -> None:
         urls = [site.url(f"/encoded?kind={kind}&n={n}") for n in range(3) for kind in NO_OUTPUT]
@@ -156,13 +157,13 @@ def encodings_without_output(ground: Ground, report: Report) -> None:
         wait_until("the responses to be sent", lambda: site.asked["/encoded"] >= 1)
         report.at_most("slowest health check in seconds", target.slowest_health_s(3), 3)
         target.wait_ended(job_id, "attacker", deadline_s=60)
-        report.equals("pages made of them", len(target.bodies_of(job_id, "attacker")), 0)
+        report.equals("pages stored from them", len(target.bodies_of(job_id, "attacker")), 0)
 
     starve(ground, report, attack)
 
 
 def empty_members_in_requests(ground: Ground, report: Report) -> None:
-    """Requests of 8 MB of empty gzip members."""
+    """Four requests consist of 8 MB of empty gzip members."""
     statuses: list[int] = []
 
     def send(target: Target) -> None:
@@ -172,7 +173,7 @@ def empty_members_in_requests(ground: Ground, report: Report) -> None:
             answer = target.call("POST", "/v1/jobs", "attacker", content=body, headers=headers)
             statuses.append(answer.status_code)
         except httpx.TransportError:
-            # The server need not read the rest of what it refused.
+            # The server may close the connection before it reads the rest of a refused body.
             statuses.append(400)
 
     def attack(ground: Ground, site: Site, target: Target, stack: ExitStack) -> None:
@@ -186,7 +187,7 @@ def empty_members_in_requests(ground: Ground, report: Report) -> None:
         report.at_most("seconds of CPU for four requests", target.cpu_s() - spent_s, 8)
 
     starve(ground, report, attack)
-    report.equals("requests that were taken", sum(status != 400 for status in statuses), 0)
+    report.equals("requests that were accepted", sum(status != 400 for status in statuses), 0)
 
 
 def _decode(ground: Ground, report: Report, kind: str) -> None:
@@ -200,7 +201,7 @@ def _decode(ground: Ground, report: Report, kind: str) -> None:
 
 
 def idle_open_jobs(ground: Ground, report: Report) -> None:
-    """Open jobs whose tasks are all done, by hundreds."""
+    """Hundreds of open jobs are idle, because all their tasks have ended."""
     jobs_count = ground.choose(150, 1000)
 
     def attack(ground: Ground, site: Site, target: Target, stack: ExitStack) -> None:
@@ -221,7 +222,7 @@ def idle_open_jobs(ground: Ground, report: Report) -> None:
 
 
 def event_streams(ground: Ground, report: Report) -> None:
-    """Event streams that are read by nobody in particular, by hundreds."""
+    """Hundreds of clients open an event stream."""
     streams_count = ground.choose(100, 800)
 
     def attack(ground: Ground, site: Site, target: Target, stack: ExitStack) -> None:
@@ -233,7 +234,7 @@ def event_streams(ground: Ground, report: Report) -> None:
                 b"GET /v1/events HTTP/1.1\r\nHost: x\r\nAccept: text/event-stream\r\n"
                 + f"X-API-Key: attacker-{number // 10}\r\n\r\n".encode()
             )
-        # On a busy machine it takes long until all are answered, which is not what idle ones cost.
+        # Wait for all responses first, so that opening the streams is not counted as idle cost.
         served_count = sum(stream.recv(64).startswith(b"HTTP/1.1 200") for stream in streams)
         report.at_least("streams that were served", served_count, streams_count // 4)
         time.sleep(3)
@@ -246,7 +247,7 @@ def event_streams(ground: Ground, report: Report) -> None:
 
 
 def audits_of_a_large_run(ground: Ground, report: Report) -> None:
-    """Eight audits at once of a run with many tasks."""
+    """Eight clients audit a run with many tasks at the same time."""
 
     def attack(ground: Ground, site: Site, target: Target, stack: ExitStack) -> None:
         run = _make_large_run(target, ground.choose(20_000, 200_000))
@@ -262,7 +263,7 @@ def audits_of_a_large_run(ground: Ground, report: Report) -> None:
 
 
 def searches_in_a_large_run(ground: Ground, report: Report) -> None:
-    """Twenty clients of one caller search a run for a host that it does not have."""
+    """Twenty clients of one caller search a large run for a host that it does not contain."""
 
     def attack(ground: Ground, site: Site, target: Target, stack: ExitStack) -> None:
         run = _make_large_run(target, ground.choose(20_000, 200_000))
@@ -283,7 +284,7 @@ def searches_in_a_large_run(ground: Ground, report: Report) -> None:
 
 
 def _make_large_run(target: Target, tasks_count: int) -> str:
-    """The path of an ended run of the attacker, none of whose lines can be fetched."""
+    """Creates an ended run of the attacker from invalid lines, and returns its path."""
     lines = [{"url": f"ftp://bad.test/{n}"} for n in range(tasks_count)]
     answer = target.call(
         "POST", "/v1/jobs", "attacker", json={"tasks": lines, "on_invalid": "skip"}
@@ -295,9 +296,9 @@ def _make_large_run(target: Target, tasks_count: int) -> str:
 
 
 def planted_responses(ground: Ground, report: Report) -> None:
-    """A site whose connections hold a second response that was meant for nobody.
+    """A hostile site sends a response that no request asked for on a reused connection.
 
-    The attacker posts a body that is itself a request; the site answers it a moment later, when the
+    The attacker posts a body that is itself a request. The site answers it 0.3 s later, when the
     connection may already carry the victim's request.
     """
     smuggled = "GET /delayed HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -308,7 +309,7 @@ def planted_responses(ground: Ground, report: Report) -> None:
             for n in range(50)
         ]
         late = [site.url(f"/late?{n}") for n in range(50)]
-        # Slower than what is planted: it arrives while the victim waits for its own page.
+        # The planted response arrives while the victim waits for its slower page.
         job_id = target.submit([site.url(f"/slow/{n}") for n in range(pages)], max_inflight=20)
         for _ in range(5):
             target.call("POST", "/v1/jobs", "attacker", json={"tasks": tasks})
@@ -318,12 +319,12 @@ def planted_responses(ground: Ground, report: Report) -> None:
         bodies = target.bodies_of(job_id)
         wrong = sum("planted" in body for body in bodies.values())
         mine = sum(url.rpartition("/slow/")[2] + "<" in body for url, body in bodies.items())
-        report.equals("pages of the victim that hold another response", wrong, 0)
-        report.equals("pages of the victim that are its own", mine, pages)
+        report.equals("pages of the victim with a planted response", wrong, 0)
+        report.equals("pages of the victim with its own content", mine, pages)
 
 
 def requests_that_grow(ground: Ground, report: Report) -> None:
-    """A few kilobytes of gzip that hold 200,000 bad lines."""
+    """A request of a few kilobytes of gzip contains 200,000 invalid lines."""
     lines_count = ground.choose(100_000, 200_000)
     with sites(ground) as (_, _, target):
         before = target.disk_bytes()

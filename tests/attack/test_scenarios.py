@@ -1,4 +1,4 @@
-"""Every attack at its short size, each in a network namespace of its own where one can be made."""
+"""Runs every attack at its short size, in a separate network namespace where possible."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.attack.scenarios import SCENARIOS
 
 pytestmark = pytest.mark.slow
 
-# The longest takes a minute on a quiet machine.
+# The longest attack takes a minute on an idle machine.
 DEADLINE_S = 600
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -1,4 +1,4 @@
-"""A small volume of its own for a folder, so that it can be full."""
+"""Mounts a small volume on a folder, so that a test can fill it."""
 
 from __future__ import annotations
 

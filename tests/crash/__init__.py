@@ -1,1 +1,1 @@
-"""Crash injection: the product with its ports wrapped, for tests that end a process."""
+"""Crash injection: runs the product with wrapped ports that can end its process at any call."""

@@ -1,8 +1,8 @@
-"""Crash injection: ends a process of a test at the n-th call of a named port method.
+"""Ends a process of a test at the n-th call of a named port method.
 
 `TEST_CRASH_AT=store.commit:3:after` ends the process after the third commit took effect and before
-its caller gets the answer. Calls of AWS are named by service and operation, as in
-`dynamodb.PutItem:1:before`. The process does not clean up, so that it ends like a killed one.
+its caller gets the answer. Calls to AWS are named by service and operation, as in
+`dynamodb.PutItem:1:before`. The process does not clean up, so it ends as if it were killed.
 `tests/crash/program.py` runs the product with its ports wrapped.
 """
 
@@ -32,12 +32,12 @@ class BadCrashPoint(ValueError):
 
 class Switch(Protocol):
     def passes(self, call: str, side: str) -> None:
-        """Ends the process if this call and this side of its effect are the crash point."""
+        """Ends the process if this call, before or after its effect, is the crash point."""
 
 
 @dataclass(frozen=True, slots=True)
 class CrashSwitch:
-    """The crash point: the call, its number, and the side of its effect."""
+    """A crash point: the name of a call, its number, and whether before or after its effect."""
 
     call: str
     count: int
@@ -63,7 +63,7 @@ def parse_crash_point(text: str) -> CrashSwitch:
 
 
 def crashing(port: P, name: str, switch: Switch) -> P:
-    """Wraps a port, so that the switch sees each of its calls."""
+    """Wraps a port so that the switch is called before and after each of its calls."""
     return cast("P", _Crashing(port, name, switch))
 
 
@@ -109,7 +109,7 @@ def _crashing_stream(target: Callable[..., Any], call: str, switch: Switch) -> A
 
 @dataclass(frozen=True, slots=True)
 class CrashingTransport:
-    """An AWS transport whose calls the switch sees."""
+    """An AWS transport that calls the switch before and after each AWS call."""
 
     transport: AwsTransport
     switch: Switch

@@ -1,6 +1,6 @@
-"""The program with a crash switch: `python -m tests.crash.program dev`, with TEST_CRASH_AT set.
+"""Runs the product with a crash switch: `TEST_CRASH_AT=... python -m tests.crash.program dev`.
 
-Everything but the wrapped ports is the product.
+Only the ports are wrapped; everything else is the product.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Parse = Callable[[str], Switch]
 
 
 def run(parse: Parse = parse_crash_point) -> None:
-    """Runs the program. The composition root is wrapped, because it is where ports are chosen."""
+    """Runs the program. It patches the composition root, where the ports are created."""
     crash_at = os.environ.pop(VARIABLE, "")
     if crash_at:
         _wrap(parse(crash_at))

@@ -1,4 +1,4 @@
-"""The crash switch: within reach of every engine call, on both sides of its effect."""
+"""Tests the crash switch: it can end the process before and after every call of an engine."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ CALLS = [
 
 
 class Ended(Exception):
-    """Stands in for the end of the process."""
+    """Raised in place of ending the process."""
 
 
 class Everything:
-    """Answers every call there is, and counts them."""
+    """A port that answers every call and counts the calls."""
 
     def __init__(self) -> None:
         self.called = 0
@@ -74,7 +74,7 @@ async def use(port: Any, method: str) -> None:
 
 @pytest.mark.parametrize(("name", "method"), CALLS)
 @pytest.mark.parametrize(("side", "called"), [("before", 1), ("after", 2)])
-async def test_every_engine_call_is_within_reach(
+async def test_the_switch_ends_the_process_at_every_engine_call(
     name: str, method: str, side: str, called: int
 ) -> None:
     everything = Everything()
@@ -87,7 +87,7 @@ async def test_every_engine_call_is_within_reach(
     assert everything.called == called
 
 
-async def test_other_calls_pass() -> None:
+async def test_calls_other_than_the_crash_point_pass() -> None:
     everything = Everything()
     port = crashing(everything, "store", CrashSwitch("store.commit", 1, "before", end))
 
@@ -97,13 +97,13 @@ async def test_other_calls_pass() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "commit:1:before", "store.commit:x:before", "store.commit:1"])
-def test_a_point_that_is_none_is_refused_with_an_example(text: str) -> None:
+def test_an_invalid_crash_point_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(BadCrashPoint, match=r"store\.commit:1:after"):
         parse_crash_point(text)
 
 
 @pytest.mark.parametrize(("side", "requests_count"), [("before", 0), ("after", 1)])
-async def test_a_call_of_aws_is_within_reach_on_either_side_of_its_effect(
+async def test_the_switch_ends_the_process_before_or_after_an_aws_call(
     side: str, requests_count: int
 ) -> None:
     transport = ScriptedTransport({})
