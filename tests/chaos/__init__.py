@@ -1,1 +1,1 @@
-"""The real program, mistreated: killed at every call site, at random, and started from images."""
+"""Chaos tests: the real program is killed at call sites and at random, or finds torn files."""

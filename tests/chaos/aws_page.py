@@ -1,4 +1,4 @@
-"""The part of the kill matrix's page that is about the AWS engine."""
+"""Writes the part of MATRIX.md that is about the AWS engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def write_aws(
     missed: Collection[Crash],
     bad: Sequence[str],
 ) -> None:
-    """All processes work on one deployment, which is audited when all have died."""
+    """Writes the outcomes. All processes use one deployment, which is audited at the end."""
     outcomes = [*of_api, *of_worker]
     write_part(
         AWS,
@@ -35,16 +35,17 @@ def write_aws(
             [
                 "## AWS, over the local servers",
                 "",
-                f"Made with `CONVEYOR_TEST_CRASH_POINTS={depth}`: an API or a worker ends at",
-                "a call of its engine, others go on, the client asks again with its key; then",
-                "everything must have happened, once, and the auditor finds nothing.",
+                f"Written with `CONVEYOR_TEST_CRASH_POINTS={depth}`: an API or a worker process",
+                "ends at a call of its engine, the other processes continue, and the client",
+                "repeats its request with the same key. Then every task must have ended once, and",
+                "the auditor must find nothing.",
                 "",
                 f"- {len(of_api)} points of the API, {len(of_worker)} of workers.",
-                f"- {len(outcomes) - len(missed)} deaths, {len(missed)} points not met.",
+                f"- {len(outcomes) - len(missed)} deaths, {len(missed)} points not reached.",
                 f"- **{len(bad)} bad outcomes.**",
                 *(f"- BAD: {complaint}" for complaint in bad),
                 "",
-                "| engine | process | asked for | call | before | after |",
+                "| engine | process | request | call | before | after |",
                 "|---|---|---|---|---|---|",
                 *_rows("api", of_api, missed),
                 *_rows("worker", of_worker, missed),

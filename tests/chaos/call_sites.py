@@ -1,7 +1,8 @@
-"""Every call site of the engines' ports that there is, read from the sources.
+"""Lists every call site of the engines' ports, read from the sources.
 
-A site has the name by which a process knows it at run time (`sites.site_of`): the port's method
-and the function of ours that calls it. Functions without a name count as the one they stand in.
+A site has the name by which a process knows it at run time (`site_program.site_of`): the port's
+method and the product's function that calls it. A call in a lambda or comprehension belongs to the
+function that contains it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _ENV = "usecases.context"
 
 
 def call_sites() -> set[str]:
-    """Of an API and a worker. Commands that look at what lies there only read."""
+    """Returns the call sites of an API and a worker. Commands only read."""
     roots = [Path(actors.__file__).parent]
     roots += [Path(conveyor.__file__).parent / name for name in ("usecases", "api")]
     sites: set[str] = set()

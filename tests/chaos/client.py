@@ -1,6 +1,6 @@
-"""The client that we ask customers to be: it retries with the same key until it is answered.
+"""A client that retries each request with the same key until it gets an answer.
 
-When the server has died, it is started again.
+It behaves as the documents ask customers to. If the server has died, it starts the server again.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ RETRIED = {409, 429, 503}
 
 @dataclass(slots=True)
 class Client:
-    """Asks until it is answered; `deaths` tells how often the server had to be started again.
+    """Repeats requests until they are answered. `deaths` counts the restarts of the server.
 
-    `lives` are the crash points of its next lives; then it is left alone.
+    `lives` are the crash points of the next starts; without one the server starts normally.
     """
 
     server: Server
@@ -35,7 +35,7 @@ class Client:
     _keys: int = 0
 
     def post(self, path: str, body: object = None, *, expect: int | None = None) -> Any:
-        """The same key for every try. `expect`: another refusal than "not now" is an answer."""
+        """Posts with the same key in every attempt. A response with status `expect` ends it too."""
         self._keys += 1
         headers = {"Idempotency-Key": f"key-{self._keys}"}
         return self._answer("POST", path, expect, json=body, headers=headers)
@@ -51,29 +51,29 @@ class Client:
         self._answer("PUT", path, None, content=content)
 
     def download(self, url: str) -> bytes:
-        """From wherever the server listens by now."""
-        response = self._persist("GET", "/" + url.split("/", 3)[3])
+        """Downloads from the server's current address, which changes when it restarts."""
+        response = self._call_until_answered("GET", "/" + url.split("/", 3)[3])
         assert response.is_success, response.text
         return response.content
 
     def delete(self, path: str) -> None:
-        """A repetition may find that it is gone already."""
-        response = self._persist("DELETE", path)
+        """Deletes something. A repeated request may find that it is deleted already."""
+        response = self._call_until_answered("DELETE", path)
         assert response.status_code in {202, 404}, response.text
 
     def remove(self, path: str) -> None:
-        """What may be gone already, when it is asked for again."""
-        response = self._persist("DELETE", path, 409)
+        """Removes something that may be absent or in use."""
+        response = self._call_until_answered("DELETE", path, 409)
         assert response.is_success or response.status_code in {404, 409}, response.text
 
     def stop_and_start(self) -> None:
-        """As an operator does it; a server that dies while it stops has died."""
+        """Stops and starts the server, as an operator does. A crash while it stops is a death."""
         code = self.server.stop()
         self.deaths += code == EXIT_CODE
-        self._start_again()
+        self._restart()
 
     def finds_nothing(self, path: str) -> None:
-        response = self._persist("GET", path)
+        response = self._call_until_answered("GET", path)
         assert response.status_code == 404, response.text
 
     def submit(self, pages: Iterator[int] | range | tuple[int, ...], **more: Any) -> str:
@@ -97,18 +97,18 @@ class Client:
         return run
 
     def _answer(self, method: str, path: str, expect: int | None, **options: Any) -> Any:
-        response = self._persist(method, path, expect, **options)
+        response = self._call_until_answered(method, path, expect, **options)
         assert response.is_success or response.status_code == expect, response.text
         return response.json() if response.content else None
 
-    def _persist(
+    def _call_until_answered(
         self, method: str, path: str, expect: int | None = None, **options: Any
     ) -> httpx.Response:
         give_up_at = time.monotonic() + 180
         while time.monotonic() < give_up_at:
             if self.server.has_ended():
                 self.deaths += 1
-                self._start_again()
+                self._restart()
             try:
                 response = self.server.call(method, path, **options)
             except httpx.TransportError:
@@ -119,6 +119,6 @@ class Client:
             time.sleep(0.1)
         raise AssertionError(f"{method} {path} was not answered")
 
-    def _start_again(self) -> None:
+    def _restart(self) -> None:
         life = {"TEST_CRASH_AT": self.lives.pop(0)} if self.lives else {}
         self.server.start(**life)

@@ -1,11 +1,12 @@
-"""The kill matrix: every call site of the ports, before and after, with real processes.
+"""The kill matrix: ends real processes before and after every call site of the ports.
 
-`python -m tests.chaos.matrix` runs all of it on the embedded engine, a line for each death, and
-writes MATRIX.md; with names, only those stories. Each site is died at in the first story that
-passes it, and in the next ones while it is not passed again; with `--every-story`, in all of them.
-Outcomes are kept in a file, so that a run goes on where another ended.
+`python -m tests.chaos.matrix` runs it on the embedded engine, prints a line for each death, and
+writes MATRIX.md; with names, it runs only those stories. The process dies at each site in the first
+story that passes the site, and in further stories if the site was not passed again; with
+`--every-story`, in all of them. Outcomes are stored in a file, so that a run continues where an
+earlier one ended.
 
-It fails over a bad outcome, and over a site or a side of it that no story passes, unless that is
+It fails on a bad outcome, and on a site or a side of it that no story passes, unless that is
 listed with its reason (`unreached.py`).
 """
 
@@ -26,45 +27,45 @@ from threading import Lock
 from tests.chaos import page
 from tests.chaos.client import Client
 from tests.chaos.outcomes import BAD, DIED, NOT_PASSED, Outcome, Outcomes, Point
-from tests.chaos.scenarios import STORIES, a_program
+from tests.chaos.scenarios import STORIES, running_program
 from tests.chaos.site_program import SIDES
 from tests.e2e.audit import violations
 from tests.e2e.programs import a_site
 from tests.e2e.receiver import a_receiver
 
 ENGINE = "embedded"
-TRIES = 3  # A site that is passed only now and then is waited for.
+TRIES = 3  # A story passes some sites only in some runs.
 
 
 def record(story: str, folder: Path) -> list[str]:
-    """The sites that a story passes when nothing goes wrong, start and end of the server included.
+    """Returns the sites that a story passes without a death, start and stop of the server included.
 
-    Also shows that the story holds without a death.
+    It fails if the story does not end as it should.
     """
     notes = folder / "sites.txt"
-    assert not tell(story, folder, f"record:{notes}")
+    assert not run_story(story, folder, f"record:{notes}")
     return sorted(set(notes.read_text().split()))
 
 
 def die_at(point: Point, folder: Path) -> bool:
-    """Tells the story with a death at that point; False when it was not passed this time."""
+    """Runs the story with a death at that point. Returns False if the point was never passed."""
     for number in range(TRIES):
-        if tell(point.story, folder / str(number), f"{point.side}:{point.site}"):
+        if run_story(point.story, folder / str(number), f"{point.side}:{point.site}"):
             return True
     return False
 
 
-def tell(story: str, folder: Path, crash_at: str) -> bool:
-    """Whether the server died there. Raises AssertionError when the story does not end well."""
+def run_story(story: str, folder: Path, crash_at: str) -> bool:
+    """Runs a story. Returns whether the server died; raises if the story does not end well."""
     folder.mkdir(parents=True, exist_ok=True)
     data = folder / "data"
     scenario = STORIES[story]
     first, *later = (*scenario.first_deaths, crash_at)
     with a_site() as site, a_receiver() as receiver, ExitStack() as programs:
         environ = {name: value.format(port=site.port) for name, value in scenario.environ.items()}
-        server = programs.enter_context(a_program(data, environ, first))
+        server = programs.enter_context(running_program(data, environ, first))
         client = Client(server, site, receiver, lives=later)
-        scenario.tell(client)
+        scenario.run(client)
         jobs = client.get("/v1/jobs")["jobs"]
     problems = violations(data)
     assert len(jobs) == scenario.jobs_count, jobs
@@ -83,7 +84,7 @@ class Matrix:
     lock: Lock = field(default_factory=Lock)
 
     def points(self, stories: Sequence[str]) -> Iterator[tuple[str, str, list[str]]]:
-        """Sites, sides and the stories to die in."""
+        """Yields each site and side with the stories that pass the site."""
         passed = {story: self._sites_of(story) for story in stories}
         for site in sorted(set().union(*passed.values())):
             for side in SIDES:
@@ -93,7 +94,7 @@ class Matrix:
         known = self.outcomes.sites_of(story)
         if not known:
             known = _record(story)
-            self.outcomes.note_sites(story, known)
+            self.outcomes.add_sites(story, known)
         return known
 
     def run(self, point: tuple[str, str, list[str]]) -> None:
@@ -139,9 +140,9 @@ def main(arguments: list[str]) -> int:
     matrix = Matrix(Outcomes(options.kept), options.every_story)
     with ThreadPoolExecutor(options.at_once) as threads:
         list(threads.map(matrix.run, list(matrix.points(options.stories))))
-    complaints = page.write(matrix.outcomes)
-    print(*complaints, sep="\n")
-    return 1 if complaints else 0
+    problems = page.write(matrix.outcomes)
+    print(*problems, sep="\n")
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What came of each death of the kill matrix, kept line by line in a file."""
+"""Stores the outcome of each death of the kill matrix, line by line in a file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`what` is DIED when the process died there and all ended well in spite of it."""
+    """`what` is DIED if the process died at the point and the story still ended as it should."""
 
     engine: str
     point: Point
@@ -28,10 +28,10 @@ class Outcome:
 
 @dataclass(slots=True)
 class Outcomes:
-    """Of one engine, from a file and into it."""
+    """The outcomes of one engine, read from a file and appended to it."""
 
     path: Path
-    _made: dict[Point, Outcome] = field(default_factory=dict)
+    _outcomes: dict[Point, Outcome] = field(default_factory=dict)
     _sites: dict[str, list[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -41,27 +41,27 @@ class Outcomes:
                 self._sites[line["story"]] = line["sites"]
             else:
                 outcome = Outcome(**{**line, "point": Point(**line["point"])})
-                self._made[outcome.point] = outcome
+                self._outcomes[outcome.point] = outcome
 
     def __len__(self) -> int:
-        return len(self._made)
+        return len(self._outcomes)
 
     def of(self, point: Point) -> Outcome | None:
-        return self._made.get(point)
+        return self._outcomes.get(point)
 
     def all(self) -> list[Outcome]:
-        return list(self._made.values())
+        return list(self._outcomes.values())
 
     def sites_of(self, story: str) -> list[str]:
         return self._sites.get(story, [])
 
-    def note_sites(self, story: str, sites: list[str]) -> None:
+    def add_sites(self, story: str, sites: list[str]) -> None:
         if self._sites.get(story) != sites:
             self._sites[story] = sites
             self._write({"story": story, "sites": sites})
 
     def note(self, outcome: Outcome) -> None:
-        self._made[outcome.point] = outcome
+        self._outcomes[outcome.point] = outcome
         self._write(asdict(outcome))
 
     def _write(self, line: dict[str, object]) -> None:

@@ -1,4 +1,4 @@
-"""The page about the kill matrix: what was died at, what came of it, and what was not reached."""
+"""Writes MATRIX.md: the points of the kill matrix, their outcomes, and the unreached ones."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _TITLE = "# The kill matrix\n"
 
 
 def write(outcomes: Outcomes) -> list[str]:
-    """Writes the part of the embedded engine; answers what is wrong, a line each."""
-    complaints = complaints_over(outcomes)
-    write_part(EMBEDDED, _page_of(outcomes, complaints))
-    return complaints
+    """Writes the part of the embedded engine. Returns its problems, one line each."""
+    problems = find_problems(outcomes)
+    write_part(EMBEDDED, _page_of(outcomes, problems))
+    return problems
 
 
 def write_part(mark: str, text: str) -> None:
-    """Each engine has its part of the page, and leaves the other alone."""
+    """Replaces the part of one engine; the part of the other engine stays."""
     page = PAGE.read_text() if PAGE.exists() else f"{_TITLE}\n{EMBEDDED}\n\n{AWS}\n"
     head, _, tail = page.partition(AWS)
     if mark == EMBEDDED:
@@ -34,8 +34,8 @@ def write_part(mark: str, text: str) -> None:
     PAGE.write_text(f"{head}{AWS}{tail}")
 
 
-def complaints_over(outcomes: Outcomes) -> list[str]:
-    """Bad outcomes, and points that nothing died at though nobody said why not."""
+def find_problems(outcomes: Outcomes) -> list[str]:
+    """Returns bad outcomes, and points without a death and without a listed reason."""
     results = outcomes.all()
     lines = [
         f"BAD: {_name_of(outcome)}: {outcome.why}" for outcome in results if outcome.what == BAD
@@ -58,7 +58,7 @@ def _name_of(outcome: Outcome) -> str:
     return f"{outcome.point.side} {outcome.point.site} in `{outcome.point.story}`"
 
 
-def _page_of(outcomes: Outcomes, complaints: Sequence[str]) -> str:
+def _page_of(outcomes: Outcomes, problems: Sequence[str]) -> str:
     results = outcomes.all()
     sites = sorted(call_sites() | {outcome.point.site for outcome in results})
     died = {(outcome.point.site, outcome.point.side) for outcome in results if outcome.what == DIED}
@@ -74,26 +74,27 @@ def _page_of(outcomes: Outcomes, complaints: Sequence[str]) -> str:
         [
             "## Embedded",
             "",
-            "Made by `python -m tests.chaos.matrix`: `conveyor dev` ends at a call site (a port's",
-            "method and the function that calls it), is started again, the client asks again with",
-            "its keys, the story must end as it should, and the auditor finds nothing.",
-            "Each site is died at in the first story that passes it again, not in every story.",
-            "The auditor leaves out what was deleted: it goes piece by piece.",
+            "Written by `python -m tests.chaos.matrix`: `conveyor dev` ends at a call site (a",
+            "port's method and the function that calls it) and is started again. The client",
+            "repeats its request with the same key. The story must end as it should, and the",
+            "auditor must find nothing. The process dies at each site in the first story that",
+            "passes it again, not in every story. The auditor ignores deleted runs, whose rows",
+            "are removed in steps.",
             "",
             f"- {len(sites)} call sites, before and after: {2 * len(sites)} points.",
-            f"- {len(died)} points of {len(dead_sites)} sites were died at.",
-            f"- {[outcome.what for outcome in results].count(DIED)} deaths ended well.",
+            f"- {len(died)} points of {len(dead_sites)} sites had a death.",
+            f"- {[outcome.what for outcome in results].count(DIED)} stories ended well.",
             f"- **{len(bad)} bad outcomes.**",
-            f"- {len(excused)} points are listed below with the reason why nothing dies there.",
-            f"- {len(complaints)} complaints (bad, or neither reached nor listed).",
+            f"- {len(excused)} points without a death are listed below with the reason.",
+            f"- {len(problems)} problems (bad, or neither reached nor listed).",
             "",
-            *(f"- {complaint}" for complaint in complaints),
+            *(f"- {problem}" for problem in problems),
             "",
             "| engine | story | site | before | after | outcome |",
             "|---|---|---|---|---|---|",
             *_rows(results),
             "",
-            "### Not died at",
+            "### Points without a death",
             "",
             "| site | side | reason |",
             "|---|---|---|",
@@ -103,12 +104,10 @@ def _page_of(outcomes: Outcomes, complaints: Sequence[str]) -> str:
 
 
 def _rows(results: Sequence[Outcome]) -> list[str]:
-    """A row for each story and site."""
+    """Returns a row for each story and site."""
     cells: dict[tuple[str, str], dict[str, Outcome]] = {}
-    for one_outcome in results:
-        cells.setdefault((one_outcome.point.site, one_outcome.point.story), {})[
-            one_outcome.point.side
-        ] = one_outcome
+    for result in results:
+        cells.setdefault((result.point.site, result.point.story), {})[result.point.side] = result
     rows = []
     for (site, story), sides in sorted(cells.items()):
         columns = [sides[side].what if side in sides else "-" for side in SIDES]

@@ -1,6 +1,6 @@
-"""Processes that are forked from one that has read the sources: hundreds start in little time.
+"""Forks processes from one that has imported the sources, so that hundreds start in little time.
 
-Each has its own memory and signals, and is as dead as any other when it is killed.
+Each process has its own memory and signals, and can be killed like any other.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A proxy that mistreats connections: late, cut off, silent, or with the answer swallowed."""
+"""A proxy that injects faults: delays, closed or silent connections, lost responses."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ CHUNK = 65_536
 SILENCE_S = 3.0
 LATE_S = 1.0
 
-# How likely each is, for every request that comes along. A swallowed answer is the worst of them:
-# the request has had its effect, and nobody will ever hear of it.
+# The probability of each fault per request. "swallowed" is the hardest: the request had its effect,
+# but its caller gets no response.
 ROUGH: Mapping[str, float] = {"late": 0.02, "cut": 0.01, "swallowed": 0.01, "silent": 0.002}
 
 
 @dataclass(slots=True)
 class Proxy:
-    """In front of one server. `rates` may be changed while it runs."""
+    """A proxy in front of one server. `rates` may be changed while it runs."""
 
     host: str
     port: int
-    draw: Random
+    randomness: Random
     rates: Mapping[str, float] = field(default_factory=dict)
     fired: Counter[str] = field(default_factory=Counter)
     address: str = ""
@@ -37,12 +37,16 @@ class Proxy:
             server = await trio.open_tcp_stream(self.host, self.port)
             async with client, server, trio.open_nursery() as nursery:
                 swallowing = trio.Event()
-                nursery.start_soon(self._ask, client, server, swallowing, nursery.cancel_scope)
-                nursery.start_soon(self._answer, client, server, swallowing, nursery.cancel_scope)
+                nursery.start_soon(
+                    self._send_requests, client, server, swallowing, nursery.cancel_scope
+                )
+                nursery.start_soon(
+                    self._send_responses, client, server, swallowing, nursery.cancel_scope
+                )
         except* (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
-            pass  # One of the two hung up.
+            pass  # The client or the server closed the connection.
 
-    async def _ask(
+    async def _send_requests(
         self,
         client: trio.SocketStream,
         server: trio.SocketStream,
@@ -50,11 +54,11 @@ class Proxy:
         scope: trio.CancelScope,
     ) -> None:
         async for data in client:
-            match self._deed():
+            match self._choose_fault():
                 case "cut":
                     break
                 case "late":
-                    await trio.sleep(self.draw.uniform(0.0, LATE_S))
+                    await trio.sleep(self.randomness.uniform(0.0, LATE_S))
                 case "silent":
                     await trio.sleep(SILENCE_S)
                     break
@@ -63,7 +67,7 @@ class Proxy:
             await server.send_all(data)
         scope.cancel()
 
-    async def _answer(
+    async def _send_responses(
         self,
         client: trio.SocketStream,
         server: trio.SocketStream,
@@ -76,17 +80,17 @@ class Proxy:
             await client.send_all(data)
         scope.cancel()
 
-    def _deed(self) -> str | None:
-        for deed, rate in self.rates.items():
-            if self.draw.random() < rate:
-                self.fired[deed] += 1
-                return deed
+    def _choose_fault(self) -> str | None:
+        for fault, rate in self.rates.items():
+            if self.randomness.random() < rate:
+                self.fired[fault] += 1
+                return fault
         return None
 
 
 @contextmanager
-def a_proxy(url: str, seed: int) -> Iterator[Proxy]:
-    """In a thread of its own, on a port of its own; kind until it is given rates."""
+def running_proxy(url: str, seed: int) -> Iterator[Proxy]:
+    """Runs a proxy in a separate thread. It injects no faults until `rates` is set."""
     parts = urlsplit(url)
     assert parts.hostname is not None
     assert parts.port is not None

@@ -1,4 +1,4 @@
-"""More stories: what is asked for less often, takes its time, or begins with a death."""
+"""Stories of the kill matrix for rare requests, long waits and edge cases."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FIRST_ANSWER_S = 45.0
 
 
 def scheduled(client: Client) -> None:
-    """A schedule that is paused, resumed and replaced, then fires once; and a run by hand."""
+    """A schedule is paused, resumed and replaced; it fires once; then the job is rerun."""
     later = {"rate": {"every": 1, "unit": "day"}}
     tasks = [{"url": url} for url in client.site.urls(PAGES)]
     body = {"type": "scheduled", "schedule": later, "tasks": tasks}
@@ -35,7 +35,7 @@ def scheduled(client: Client) -> None:
 
 
 def streamed(client: Client) -> None:
-    """Lists that are too long to be held: one with a bad line is refused, good ones go in."""
+    """Lists too long for memory: one with an invalid line is refused, valid ones are ingested."""
     good = [{"url": url, "metadata": PAD} for url in client.site.urls(1_000)]
     bad = client.post("/v1/jobs", {"tasks": [*good, {"url": "ftp://x"}]}, expect=400)
     assert bad["invalid_tasks"], bad
@@ -46,7 +46,8 @@ def streamed(client: Client) -> None:
 
 
 def hooked(client: Client) -> None:
-    """A webhook that nobody answers, another that is answered, none; keys that come and go."""
+    """A webhook without a receiver is replaced by one with a receiver, then removed; signing keys
+    are rotated and removed."""
     keys = "/v1/hmac/keys/rotate"
     client.post(keys)
     client.post(keys)
@@ -66,10 +67,10 @@ def hooked(client: Client) -> None:
 
 
 def capped(client: Client) -> None:
-    """A budget that calls are paid from, and given back to as they cost nothing; then raised.
+    """A run uses a budget, gets unused credits back, and has its budget raised.
 
-    What a poller had reserved when it died stays spent (SPEC.md 4.9), so after a death the run may
-    wait for the budget to be raised.
+    Credits that a poller had reserved when it died stay spent (SPEC.md 4.9), so after a death the
+    run may wait until the budget is raised.
     """
     job_id = client.submit(range(20), budget={"credits": 5}, max_inflight=3)
 
@@ -83,13 +84,13 @@ def capped(client: Client) -> None:
 
 
 def limited(client: Client) -> None:
-    """A host that takes two at a time, and not many a second."""
+    """A run has host limits: two requests at the same time, and 25 a second."""
     limits = {"concurrency": 2, "rate_per_s": 25.0}
     client.completed(client.submit(range(100), host_limits=limits, max_inflight=60), 100)
 
 
 def drained(client: Client) -> None:
-    """Asked to end while it is at work, and started again."""
+    """The server is stopped while it works, and started again."""
     job_id = client.submit(range(300), host_limits={"concurrency": 4}, max_inflight=100)
     until("work", lambda: client.get(f"/v1/jobs/{job_id}")["latest_run"]["stats"]["completed"])
     client.stop_and_start()
@@ -97,7 +98,7 @@ def drained(client: Client) -> None:
 
 
 def looked_at(client: Client) -> None:
-    """Everything that can be read, of a run that inherited from another."""
+    """The client reads everything of a run that inherited results from another run."""
     job_id = client.submit((0, 1, 7))
     client.completed(job_id, 3)
     job = f"/v1/jobs/{job_id}"
@@ -117,7 +118,7 @@ def looked_at(client: Client) -> None:
 
 
 def scrubbed(client: Client) -> None:
-    """An uploaded list run twice; its first run deleted, then all, at work; nothing is left."""
+    """A job with an uploaded list is deleted while it runs; no body of it is left."""
     slot = client.post("/v1/job_inputs", {"format": "text"})
     client.upload(slot["upload"]["url"], "\n".join(client.site.urls(PAGES)).encode())
     job_id = client.post("/v1/jobs", {"file_input_id": slot["file_input_id"]})["job_id"]
@@ -139,7 +140,7 @@ def scrubbed(client: Client) -> None:
 
 
 def cut_short(client: Client) -> None:
-    """Stopped before its list is in, begun again from the list, deleted at work."""
+    """A run is stopped while its list is ingested, rerun from the list, and deleted."""
     slot = client.post("/v1/job_inputs", {"format": "text"})
     client.upload(slot["upload"]["url"], "\n".join(client.site.urls(20_000)).encode())
     body = {"file_input_id": slot["file_input_id"], "max_inflight": 1}
@@ -154,7 +155,7 @@ def cut_short(client: Client) -> None:
 
 
 def slow(client: Client) -> None:
-    """A page that takes its time, once: leases, claims and messages are kept meanwhile."""
+    """A page takes 45 s once: its lease, claim and message are extended meanwhile."""
     with _a_slow_page() as url:
         job_id = str(client.post("/v1/jobs", {"tasks": [{"url": url}]})["job_id"])
         client.completed(job_id, 1)
@@ -167,7 +168,7 @@ def _a_slow_page() -> Iterator[str]:
 
     def serve(listening: socket.socket) -> None:
         delay_s = FIRST_ANSWER_S
-        with suppress(OSError):  # The end of it.
+        with suppress(OSError):  # The listening socket is closed at the end.
             while True:
                 client, _ = listening.accept()
                 threading.Thread(target=reply, args=(client, delay_s)).start()

@@ -1,6 +1,6 @@
-"""Scenarios: what a client does with a server that may die at any moment, until the end.
+"""The stories of the kill matrix: what a client does with a server that may die at any moment.
 
-Rare requests are in `rare_scenarios.py`.
+Stories of rare requests are in `rare_scenarios.py`.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from tests.chaos.client import Client
 from tests.chaos.processes import fork
 from tests.e2e.programs import Server, until
 
-GATEWAY = "http://127.0.0.1:{port}/page/1"  # It answers as a gateway that knows one page.
+GATEWAY = "http://127.0.0.1:{port}/page/1"  # The site answers as a gateway.
 FLAKY, MISSING, CHUNK = 3, 7, 1_000
 SMALL = (0, 1, 2, FLAKY, MISSING)
 
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """A scenario. The server dies `first_deaths` times before the requested death. `environ` may
-    name the `{port}` of the site."""
+    """A story and its options. The server dies `first_deaths` times before the requested death.
+    `environ` may refer to the `{port}` of the site."""
 
-    tell: Callable[[Client], None]
+    run: Callable[[Client], None]
     jobs_count: int = 1
     first_deaths: tuple[str, ...] = ()
     environ: dict[str, str] = field(default_factory=dict)
 
 
 def small(client: Client) -> None:
-    """A list that goes in at once, with a page to retry and one that is not there."""
+    """A short list has a page that must be retried and one that does not exist."""
     job_id = client.submit(SMALL)
     run = client.completed(job_id, len(SMALL))
     results = client.get(f"/v1/jobs/{job_id}/results")["results"]
@@ -47,12 +47,12 @@ def small(client: Client) -> None:
 
 
 def long(client: Client) -> None:
-    """A list that is staged and ingested while the client waits."""
+    """A long list is staged, and ingested while the client waits."""
     client.completed(client.submit(range(CHUNK + 50), max_inflight=200), CHUNK + 50)
 
 
 def uploaded(client: Client) -> None:
-    """A list that was uploaded, two chunks of it, with lines that are none."""
+    """An uploaded list has two chunks and two invalid lines."""
     slot = client.post("/v1/job_inputs", {"format": "text"})
     good = client.site.urls(CHUNK + 20)
     client.upload(slot["upload"]["url"], "\n".join(["ftp://x", *good, "y"]).encode())
@@ -62,7 +62,7 @@ def uploaded(client: Client) -> None:
 
 
 def opened(client: Client) -> None:
-    """An open job: two lists, then closed."""
+    """An open job gets two lists and is closed."""
     job_id = client.post("/v1/jobs", {"status": "open"})["job_id"]
     for first in (0, 10):
         tasks = [{"url": url} for url in client.site.urls(first + 3)[first:]]
@@ -72,7 +72,7 @@ def opened(client: Client) -> None:
 
 
 def stopped(client: Client) -> None:
-    """Paused, resumed, stopped; then what was left over is run."""
+    """A run is paused, resumed and stopped; then its remaining tasks are rerun."""
     job_id = client.submit(range(60), max_inflight=2)
     for verb in ("pause", "resume", "stop"):
         client.post(f"/v1/jobs/{job_id}/{verb}", expect=409)
@@ -87,7 +87,7 @@ def stopped(client: Client) -> None:
 
 
 def rerun(client: Client) -> None:
-    """All of it again, then what failed again."""
+    """A job is rerun, then only its failed tasks."""
     job_id = client.submit(SMALL)
     client.completed(job_id, len(SMALL))
     client.post(f"/v1/jobs/{job_id}/rerun")
@@ -98,7 +98,7 @@ def rerun(client: Client) -> None:
 
 
 def exported(client: Client) -> None:
-    """An export, whole, of an ended run."""
+    """An ended run is exported and the export downloaded."""
     job_id = client.submit(SMALL)
     run = client.completed(job_id, len(SMALL))
     exports = f"/v1/jobs/{job_id}/runs/{run['run_id']}/exports"
@@ -114,7 +114,7 @@ def exported(client: Client) -> None:
 
 
 def deleted(client: Client) -> None:
-    """A run of it, then all of it: at once nobody can see it any more."""
+    """A run is deleted, then its job; the job is invisible immediately."""
     job_id = client.submit(SMALL)
     run = client.completed(job_id, len(SMALL))
     client.post(f"/v1/jobs/{job_id}/rerun")
@@ -125,7 +125,7 @@ def deleted(client: Client) -> None:
 
 
 def told(client: Client) -> None:
-    """A signed webhook; however often it is sent, it is one event."""
+    """A signed webhook is delivered and redelivered with the same event id."""
     client.post("/v1/hmac/keys/rotate")
     job_id = client.submit(SMALL, webhook={"url": client.receiver.url, "signature": True})
     client.completed(job_id, len(SMALL))
@@ -189,8 +189,8 @@ STORIES = {
 
 
 @contextmanager
-def a_program(data_dir: Path, environ: dict[str, str], crash_at: str) -> Iterator[Server]:
-    """`conveyor dev` with a crash switch for sites: on its first start only."""
+def running_program(data_dir: Path, environ: dict[str, str], crash_at: str) -> Iterator[Server]:
+    """Runs `conveyor dev`, which crashes at the site `crash_at` in its first life."""
     server = Server(data_dir, environ, module="tests.chaos.site_program", launch=fork)
     server.start(TEST_CRASH_AT=crash_at)
     try:

@@ -1,10 +1,11 @@
-"""The program, with its crash switch set by call site: `python -m tests.chaos.site_program dev`.
+"""Runs the product with a crash switch for call sites: `python -m tests.chaos.site_program dev`.
 
-A site is an engine's method and the function of ours that calls it, `store.commit@usecases.stop`.
-Counting calls would not do: which is the fifth depends on what else goes on, who makes it does not.
+A site is an engine's method and the product's function that calls it, as in
+`store.commit@usecases.stop`. A site is reproducible. The number of a call is not, because other
+tasks make calls in between.
 
-`TEST_CRASH_AT=record:FILE` notes every site that is passed, `SIDE:SITE` ends the process when
-it is there for the first time.
+`TEST_CRASH_AT=record:FILE` records every site that is passed. `TEST_CRASH_AT=SIDE:SITE` ends the
+process when it passes that side of the site for the first time.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from types import FrameType
 from tests.crash import injection, program
 
 SIDES = ("before", "after")
-_NAMELESS = re.compile(r"\.<\w+>")  # A lambda is the function that it stands in.
-# A stream that one function opens and another reads to its end has the site of the first.
-_TAKEN_ON = {"usecases.streams._with_first": "usecases.streams.begun"}
-_BETWEEN = {injection.__name__, "conveyor.usecases.context", __name__, "__main__"}
+_NAMELESS = re.compile(r"\.<\w+>")  # A lambda counts as the function that contains it.
+# A stream belongs to the function that opens it, even if another function reads it to its end.
+_OPENED_BY = {"usecases.streams._with_first": "usecases.streams.begun"}
+_WRAPPERS = {injection.__name__, "conveyor.usecases.context", __name__, "__main__"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +52,13 @@ class SiteSwitch:
 
 def site_of(call: str) -> str:
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__") in _BETWEEN:
+    while frame is not None and frame.f_globals.get("__name__") in _WRAPPERS:
         frame = frame.f_back
     if frame is None:
         return f"{call}@nobody"
     module = frame.f_globals["__name__"].removeprefix("conveyor.")
     name = f"{module}.{_NAMELESS.sub('', frame.f_code.co_qualname)}"
-    return f"{call}@{_TAKEN_ON.get(name, name)}"
+    return f"{call}@{_OPENED_BY.get(name, name)}"
 
 
 def parse(text: str) -> Recorder | SiteSwitch:

@@ -1,4 +1,4 @@
-"""A promise is on disk before it is given: the order of system calls, as the kernel saw it."""
+"""Tests with strace that a job is synced to disk before its POST is answered."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [
 SYNCED = re.compile(r"fdatasync.*= 0|fsync.*= 0")
 
 
-def test_a_job_is_synced_to_disk_before_it_is_promised(tmp_path: Path) -> None:
+def test_a_job_is_synced_to_disk_before_its_post_is_answered(tmp_path: Path) -> None:
     server = Server(tmp_path / "data", launch=_trace)
     with a_site() as site:
         server.start()
@@ -37,7 +37,7 @@ def test_a_job_is_synced_to_disk_before_it_is_promised(tmp_path: Path) -> None:
 
 
 def _trace(module: str, arguments: Sequence[str], environ: dict[str, str], log: Path) -> Process:
-    """The tracer is a grandchild: it ends with the program, and not the other way around."""
+    """Starts the program with strace as its grandchild, so that strace ends with the program."""
     calls = "trace=fsync,fdatasync,recvfrom,recvmsg,sendto,sendmsg"
     trace = ["strace", "-D", "-f", "-qq", "-s", "24", "-e", calls, "-o", str(log.parent / "trace")]
     with log.open("ab") as stderr:
@@ -50,7 +50,7 @@ def _trace(module: str, arguments: Sequence[str], environ: dict[str, str], log: 
 
 
 def _promises_in(trace: Path) -> list[str] | None:
-    """What happened up to the first promise."""
+    """Returns the lines of the trace up to the first response 201."""
     lines = trace.read_text(errors="replace").splitlines()
     for number, line in enumerate(lines):
         if '"HTTP/1.1 201' in line:

@@ -1,4 +1,4 @@
-"""Crash images: what lies on disk at some moment is enough to go on from, however it is torn."""
+"""Tests starts from copies of a live data directory, with torn files."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ PAGES = 400
 IMAGES = int(os.environ.get("CONVEYOR_TEST_IMAGES", "3"))
 
 
-def test_every_image_of_a_working_directory_is_one_to_go_on_from(tmp_path: Path) -> None:
-    draw = Random(11)
+def test_a_server_finishes_its_run_from_any_image_of_its_data_directory(tmp_path: Path) -> None:
+    randomness = Random(11)
     (tmp_path / "live").mkdir()
     with a_site() as site, a_server(tmp_path / "live" / "data") as server:
         tasks = [{"url": url} for url in site.urls(PAGES)]
@@ -32,12 +32,12 @@ def test_every_image_of_a_working_directory_is_one_to_go_on_from(tmp_path: Path)
         job_id = server.call("POST", "/v1/jobs", json=body).json()["job_id"]
         images = []
         for number in range(IMAGES):
-            time.sleep(draw.uniform(0.05, 2.0 * 4 / IMAGES))
+            time.sleep(randomness.uniform(0.05, 2.0 * 4 / IMAGES))
             images.append(_image(server, tmp_path / f"image-{number}" / "data"))
         server.kill()
 
         for image in images:
-            _tear(image, draw)
+            _tear(image, randomness)
             with a_server(image) as heir:
                 run = until("the run to end", partial(heir.ended_run, job_id))
             assert run["stats"]["completed"] == run["stats"]["total"] == PAGES
@@ -45,8 +45,8 @@ def test_every_image_of_a_working_directory_is_one_to_go_on_from(tmp_path: Path)
             shutil.rmtree(image.parent)
 
 
-def test_a_log_that_is_torn_at_any_byte_is_one_to_go_on_from(tmp_path: Path) -> None:
-    draw = Random(12)
+def test_a_server_finishes_its_run_from_a_log_torn_at_any_byte(tmp_path: Path) -> None:
+    randomness = Random(12)
     (tmp_path / "live").mkdir()
     data = tmp_path / "live" / "data"
     with a_site() as site, a_server(data) as server:
@@ -57,12 +57,12 @@ def test_a_log_that_is_torn_at_any_byte_is_one_to_go_on_from(tmp_path: Path) -> 
         until("half of it", partial(_half, server, job_id))
         images = [_image(server, tmp_path / f"image-{number}" / "data") for number in range(IMAGES)]
         server.kill()
-        # Only a log that holds everything since may lose any of it: what was copied out may not.
+        # No checkpoint may have run: the log must contain all commits that may be torn.
         assert (images[-1] / "conveyor.db").read_bytes() == base
 
         for image in images:
-            at = tear_log(image, draw, keep_bytes=keep_bytes)
-            lost = tear_packs(image, draw)
+            at = tear_log(image, randomness, keep_bytes=keep_bytes)
+            lost = tear_packs(image, randomness)
             with a_server(image) as heir:
                 run = until("the run to end", partial(heir.ended_run, job_id))
             assert run["stats"]["completed"] == run["stats"]["total"] == PAGES, (at, lost)
@@ -76,7 +76,7 @@ def _half(server: Server, job_id: str) -> dict[str, Any] | None:
 
 
 def _image(server: Server, into: Path) -> Path:
-    """What `kill -9` would leave behind right now."""
+    """Copies the data directory as `kill -9` would leave it at this moment."""
     assert server.process is not None
     os.kill(server.process.pid, signal.SIGSTOP)
     try:
@@ -86,10 +86,10 @@ def _image(server: Server, into: Path) -> Path:
     return into
 
 
-def _tear(image: Path, draw: Random) -> None:
-    """Half a write at the end of the log and of each pack, and a body that was never finished."""
+def _tear(image: Path, randomness: Random) -> None:
+    """Adds a partial write to the log and to each pack, and an unfinished body."""
     torn = [image / "conveyor.db-wal", *(image / "blobs").rglob("*.,*")]
     for path in torn:
         with path.open("ab") as file:
-            file.write(draw.randbytes(draw.randrange(1, 5_000)))
-    (image / "temp" / "half").write_bytes(draw.randbytes(100))
+            file.write(randomness.randbytes(randomness.randrange(1, 5_000)))
+    (image / "temp" / "half").write_bytes(randomness.randbytes(100))

@@ -1,4 +1,4 @@
-"""A death at a call site of each short story; `python -m tests.chaos.matrix` has all of them."""
+"""Runs each short story with a death at one site; tests.chaos.matrix covers all sites."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.chaos.site_program import SIDES
 pytestmark = pytest.mark.slow
 
 
-# Some call sites are not passed in every telling of a story.
+# A story passes some call sites only in some runs.
 TRIES = 3
 LENGTHY = {"slow", "drained", "limited", "streamed", "cut short"}
 SHORT = [name for name, story in STORIES.items() if not story.first_deaths]
@@ -22,7 +22,7 @@ SHORT = [name for name in SHORT if name not in LENGTHY]
 
 
 @pytest.mark.parametrize(("number", "story"), list(enumerate(SHORT)))
-def test_a_story_ends_well_though_its_server_dies(tmp_path: Path, number: int, story: str) -> None:
+def test_a_story_ends_well_if_its_server_dies(tmp_path: Path, number: int, story: str) -> None:
     sites = record(story, tmp_path / "alive")
     writes = [site for site in sites if not site.startswith(("store.find", "store.read"))]
 

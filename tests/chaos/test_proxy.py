@@ -1,4 +1,4 @@
-"""A rough network between Conveyor and everything that it stands on: the work still ends, once."""
+"""Tests a deployment whose connections to AWS and Redis go through faulty proxies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from conveyor.domain import limits
-from tests.chaos.proxy import ROUGH, Proxy, a_proxy
+from tests.chaos.proxy import ROUGH, Proxy, running_proxy
 from tests.e2e.cloud import a_client, a_cloud, ended_run
 from tests.e2e.programs import a_site, until
 
@@ -25,7 +25,7 @@ BEHIND = {
 }
 
 
-def test_over_a_rough_network_every_task_still_ends_once(
+def test_every_task_ends_once_over_a_faulty_network(
     request: pytest.FixtureRequest, redis: str, tmp_path: Path
 ) -> None:
     with ExitStack() as stack:
@@ -34,7 +34,9 @@ def test_over_a_rough_network_every_task_still_ends_once(
         cloud.environ["CONVEYOR_PACK_WAIT_MS"] = "0"
         proxies: dict[str, Proxy] = {}
         for number, (name, server) in enumerate(BEHIND.items()):
-            proxy = proxies[server] = stack.enter_context(a_proxy(cloud.environ[name], number))
+            proxy = proxies[server] = stack.enter_context(
+                running_proxy(cloud.environ[name], number)
+            )
             cloud.environ[name] = proxy.address
         site = stack.enter_context(a_site())
         client = stack.enter_context(a_client(cloud.api()))
@@ -49,7 +51,7 @@ def test_over_a_rough_network_every_task_still_ends_once(
             assert answer.status_code in {201, 202, 409, 503}, answer.text
             return str(answer.json()["job_id"]) if answer.is_success else None
 
-        # A call that was cut off may not release its key, which then lapses by itself.
+        # An interrupted request may not release its key; the claim on the key then expires.
         job_id = until(
             "the job", submit_once, deadline_s=2 * limits.IDEMPOTENCY_CLAIM_S, every_s=1.0
         )

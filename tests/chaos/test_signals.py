@@ -1,6 +1,6 @@
-"""Signals at random under load: owner and workers are killed, stopped in their tracks and ended.
+"""Kills, pauses and terminates the owner and the worker processes at random, under load.
 
-`CONVEYOR_TEST_CHAOS_S=3600` for as long as that.
+`CONVEYOR_TEST_CHAOS_S=3600` does so for an hour.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ pytestmark = pytest.mark.slow
 CHAOS_S = float(os.environ.get("CONVEYOR_TEST_CHAOS_S", "20"))
 PAUSE_S = float(os.environ.get("CONVEYOR_TEST_PAUSE_S", "2"))
 PAGES, JOBS_LIVE = 150, 3
-DEEDS = ("kill a worker", "kill the owner", "pause a worker", "pause the owner", "end the owner")
+ACTIONS = ("kill a worker", "kill the owner", "pause a worker", "pause the owner", "end the owner")
 
 
-def test_under_random_signals_nothing_is_lost_and_nothing_counted_twice(tmp_path: Path) -> None:
-    draw, deeds = Random(23), Counter[str]()
+def test_random_signals_lose_no_task_and_count_no_task_twice(tmp_path: Path) -> None:
+    randomness, done = Random(23), Counter[str]()
     data = tmp_path / "data"
     with (
         a_site() as site,
@@ -38,28 +38,28 @@ def test_under_random_signals_nothing_is_lost_and_nothing_counted_twice(tmp_path
         a_server(data, ("--processes", "3")) as server,
     ):
         client = Client(server, site, receiver)
-        jobs = [_submit(client, draw) for _ in range(JOBS_LIVE)]
+        jobs = [_submit(client, randomness) for _ in range(JOBS_LIVE)]
         ends_at = time.monotonic() + CHAOS_S
         while time.monotonic() < ends_at:
-            time.sleep(draw.uniform(0.2, 2.0))
-            deed = draw.choice(DEEDS)
-            deeds[deed] += _do(deed, server, draw)
+            time.sleep(randomness.uniform(0.2, 2.0))
+            action = randomness.choice(ACTIONS)
+            done[action] += _send_signal(action, server, randomness)
             if sum(_is_live(client, job_id) for job_id in jobs) < JOBS_LIVE:
-                jobs.append(_submit(client, draw))
+                jobs.append(_submit(client, randomness))
         for job_id in jobs:
             client.completed(job_id, PAGES)
         runs: list[Any] = [client.get(f"/v1/jobs/{job_id}/runs")["runs"] for job_id in jobs]
         listed = _list_jobs(client)
 
-    print(f"{len(jobs)} jobs, {dict(deeds)}")
-    assert deeds.total() > 0
+    print(f"{len(jobs)} jobs, {dict(done)}")
+    assert done.total() > 0
     assert [len(run) for run in runs] == [1] * len(jobs)
     assert sorted(listed) == sorted(jobs)
     assert violations(data) == []
 
 
-def _submit(client: Client, draw: Random) -> str:
-    return client.submit(range(PAGES), max_inflight=draw.choice((5, 20, 60)))
+def _submit(client: Client, randomness: Random) -> str:
+    return client.submit(range(PAGES), max_inflight=randomness.choice((5, 20, 60)))
 
 
 def _is_live(client: Client, job_id: str) -> bool:
@@ -77,26 +77,26 @@ def _list_jobs(client: Client) -> list[str]:
         page = client.get(f"/v1/jobs?limit=100&cursor={cursor}")
 
 
-def _do(deed: str, server: Server, draw: Random) -> bool:
-    """Whether there was somebody to do it to."""
+def _send_signal(action: str, server: Server, randomness: Random) -> bool:
+    """Sends the signal. Returns whether there was a process to send it to."""
     if server.process is None or server.has_ended():
         return False
     workers = helper_pids(server)
-    pids = workers if "worker" in deed else [server.process.pid]
+    pids = workers if "worker" in action else [server.process.pid]
     if not pids:
         return False
-    pid = draw.choice(pids)
+    pid = randomness.choice(pids)
     try:
-        if deed.startswith("kill"):
+        if action.startswith("kill"):
             os.kill(pid, signal.SIGKILL)
-        elif deed.startswith("end"):
+        elif action.startswith("end"):
             os.kill(pid, signal.SIGTERM)
         else:
             os.kill(pid, signal.SIGSTOP)
-            time.sleep(draw.uniform(0.0, PAUSE_S))
+            time.sleep(randomness.uniform(0.0, PAUSE_S))
             os.kill(pid, signal.SIGCONT)
     except ProcessLookupError:
         return False
-    if pid == server.process.pid and not deed.startswith("pause"):
+    if pid == server.process.pid and not action.startswith("pause"):
         server.process.wait(60)
     return True

@@ -1,7 +1,7 @@
-"""Tearing what lies on disk, as a loss of power does: the log at any byte, packs at their end.
+"""Damages files as a power loss does: the log at any byte, packs at their end.
 
-A body is on disk before the row that names it: so a pack is torn only behind what the rows of the
-torn log still name.
+A body is synced before the row that names it is written, so a pack is torn only after the last body
+that the rows of the torn log name.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from random import Random
 WAL = "conveyor.db-wal"
 
 
-def tear_log(image: Path, draw: Random, *, keep_bytes: int) -> int:
-    """Cuts the log behind `keep_bytes`, or overwrites some of it; answers where."""
+def tear_log(image: Path, randomness: Random, *, keep_bytes: int) -> int:
+    """Truncates or overwrites the log after `keep_bytes`. Returns the position."""
     path = image / WAL
     size_bytes = path.stat().st_size
-    at = draw.randrange(keep_bytes, size_bytes)
+    at = randomness.randrange(keep_bytes, size_bytes)
     with path.open("r+b") as file:
-        if draw.random() < 0.5:
+        if randomness.random() < 0.5:
             file.truncate(at)
         else:
             file.seek(at)
-            file.write(draw.randbytes(min(draw.randrange(1, 10_000), size_bytes - at)))
+            file.write(randomness.randbytes(min(randomness.randrange(1, 10_000), size_bytes - at)))
     return at
 
 
-def tear_packs(image: Path, draw: Random) -> int:
-    """Cuts each pack somewhere behind the last body that a row names; answers how many bytes."""
+def tear_packs(image: Path, randomness: Random) -> int:
+    """Truncates each pack after the last body that a row names. Returns the bytes removed."""
     named = _sizes_by_name(image)
     lost = 0
     for path in sorted((image / "blobs").rglob("*.,*")):
         size_bytes = path.stat().st_size
-        cut_at = draw.randint(named.get(path, 0), size_bytes)
+        cut_at = randomness.randint(named.get(path, 0), size_bytes)
         with path.open("r+b") as file:
             file.truncate(cut_at)
         lost += size_bytes - cut_at
@@ -43,7 +43,7 @@ def tear_packs(image: Path, draw: Random) -> int:
 
 
 def _sizes_by_name(image: Path) -> dict[Path, int]:
-    """How far each pack is named; read from a copy, as reading a log may end it."""
+    """Returns the end of the last named body of each pack. Reads a copy, as opening changes it."""
     copy = image.parent / "copy"
     copy.mkdir()
     for name in ("conveyor.db", WAL):

@@ -1,19 +1,19 @@
-"""Call sites at which no story of the embedded kill matrix dies, by name, each with its reason.
+"""Call sites at which no story of the embedded kill matrix dies, each with its reason.
 
-The matrix fails over a site that is neither died at nor here. The simulator kills at most of these
-(docs/simulator.md): it has clocks, faults and rivals that a story with one real process has not.
+The matrix fails on a site that has neither a death nor an entry here. The simulator kills at most
+of these sites (docs/simulator.md): it has virtual clocks, faults and competing processes.
 """
 
 from __future__ import annotations
 
-_DAYS = "only hours or days after the run has ended; time is real here"
-_RACE = "only when another process commits in between; `conveyor dev` is alone on its data"
+_DAYS = "only hours or days after the run has ended, in real time"
+_RACE = "only when another process commits in between; `conveyor dev` is the only process"
 _OUTAGE = "only when the engine or the storage fails, which a disk does not do on demand"
-_CHARGES = "only with a gateway that charges; the stories' pages cost nothing"
+_CHARGES = "only with a gateway that charges; the pages of the stories cost nothing"
 _AWS = "only on the AWS engine"
-_CLOCK = "only after the wall clock was set back"
-_MINUTE = "only a minute after the run has ended; time is real here"
-_LOOK = "a command that looks at what lies there; neither an API nor a worker"
+_CLOCK = "only after the wall clock is set back"
+_MINUTE = "only a minute after the run has ended, in real time"
+_LOOK = "only in a command; neither an API nor a worker calls it"
 
 UNREACHED: dict[str, str] = {
     "blobs.delete_prefix@usecases.run.reconcile.sweep_expired": _DAYS,
@@ -41,14 +41,14 @@ UNREACHED: dict[str, str] = {
     "store.read@usecases.run.ingest.fail_batch": _OUTAGE,
     "store.commit@usecases.run.reconcile.finish_batch": _OUTAGE,
     "store.commit@usecases.run.runs.fail": _OUTAGE,
-    "store.commit@usecases.webhook.postpone": "only when many receivers are slow at once",
+    "store.commit@usecases.webhook.postpone": "only when many receivers are slow at the same time",
     "store.commit@usecases.webhook._has_its_turn": "only when an earlier event of the run waits",
     "queue.close_run@usecases.run.runs.ensure_queue": _RACE,
-    "queue.send@usecases.run.reconcile._resend": "only when messages are lost; here they are rows",
+    "queue.send@usecases.run.reconcile._resend": "only when messages are lost; the embedded engine stores them as rows",
     "queue.bounce@actors.poller.host_limiter.HostLimiter._bounce": "only when no more messages can be held",
     "queue.extend@actors.poller.host_limiter.HeldMessages.extend_forever": "only when a message is held for long",
     "blobs.delete_prefix@usecases.submit.staging.delete_if_unreferenced": _RACE,
-    "store.commit@usecases.run.ingest.ingest_batch": "only when a list is taken up after its run has ended",
+    "store.commit@usecases.run.ingest.ingest_batch": "only when an ingest continues after its run has ended",
     "queue.bounce@actors.poller.poller.RunPoller._return_unfunded": _CHARGES,
     "store.read@usecases.budget._active": _CHARGES,
     "coordinator.count@actors.cross_process_signals.CrossProcessSignals._count": _AWS,
@@ -61,5 +61,5 @@ UNREACHED: dict[str, str] = {
 
 
 def reason_for(site: str, side: str) -> str | None:
-    """Why nothing dies there; None if something should."""
+    """Returns why no story dies at the point; None if one should."""
     return UNREACHED.get(site) or UNREACHED.get(f"{side}:{site}")

@@ -1,1 +1,1 @@
-"""The mutants: each one is a defect, each one is found, and none leaves anything behind."""
+"""Mutation tests: each mutant is a defect that the simulator must find."""

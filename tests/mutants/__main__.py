@@ -1,4 +1,4 @@
-"""`python -m tests.mutants`: shows that the simulator finds each mutant, and records the seeds
+"""`python -m tests.mutants` shows that the simulator finds each mutant, and records the seeds
 (docs/simulator.md, Mutants)."""
 
 from __future__ import annotations
@@ -25,19 +25,21 @@ from tests.mutants.search import (
 )
 
 HUNTED_SEEDS = 500
-"""A mutant that survives so many seeds needs a checker, a client or a fault."""
+"""A mutant that survives 500 seeds needs another checker, client or fault."""
 
 
 @click.command()
 @click.argument("names", nargs=-1, type=click.Choice([*MUTANTS]), metavar="[NAME]...")
 @click.option("--seed", type=click.IntRange(0), help="Run one mutant on this seed and show why.")
-@click.option("--seeds", type=click.IntRange(1), default=HUNTED_SEEDS, help="How many to try.")
-@click.option("--record", type=click.Path(path_type=Path), help="Where seeds that kill are kept.")
-@click.option("--together", is_flag=True, help="Count the seeds that notice all of them at once.")
+@click.option(
+    "--seeds", type=click.IntRange(1), default=HUNTED_SEEDS, help="How many seeds to try."
+)
+@click.option("--record", type=click.Path(path_type=Path), help="The file for seeds that kill.")
+@click.option("--together", is_flag=True, help="Switch all on, and count the seeds that notice.")
 def main(
     names: tuple[str, ...], seed: int | None, seeds: int, record: Path | None, *, together: bool
 ) -> None:
-    """Search a seed that kills each mutant, or each that is named; exits with 1 if one survives."""
+    """Search a seed that kills each (named) mutant; exits with 1 if a mutant survives."""
     if together:
         sys.exit(0 if count_noticed(names or huntable(), range(seeds)) else 1)
     if seed is None:
@@ -51,7 +53,7 @@ def main(
 
 
 def hunt(names: Sequence[str], seeds: Sequence[int], record: Path | None) -> bool:
-    """Returns whether all were killed. Earlier records stay unless this run contradicts them."""
+    """Returns whether all mutants were killed. Records of other mutants stay."""
     kills = read_kills(record) if record is not None else {}
     survivors = []
     for name, kill in hunt_all(names or huntable(), seeds, kills):
@@ -68,7 +70,7 @@ def hunt(names: Sequence[str], seeds: Sequence[int], record: Path | None) -> boo
 
 
 def count_noticed(names: Sequence[str], seeds: Sequence[int]) -> int:
-    """How many of the seeds, as they are drawn, notice these defects if all are switched on."""
+    """Returns how many seeds notice that all these defects are switched on."""
     noticed = 0
     for seed, cause in notice_together(names, seeds):
         noticed += cause is not None
@@ -78,7 +80,7 @@ def count_noticed(names: Sequence[str], seeds: Sequence[int]) -> int:
 
 
 def run_until_killed(name: str, seeds: Sequence[int]) -> Report:
-    """The report of the first seed that fails, or of the last."""
+    """Returns the report of the first seed that fails, or of the last seed."""
     assert seeds
     report: Report | None = None
     for seed in seeds:

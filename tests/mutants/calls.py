@@ -1,4 +1,4 @@
-"""Probes of calls: what the engine on AWS asks of its services, noted by a recording client."""
+"""Probes of the AWS engine: a recording client stores the calls to its services."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from tests.mutants.two_store_probe import changes_of_two_stores
 
 @dataclass
 class RecordingClient:
-    """Every row is a job of four shards; of a batch of reads all but the first are put off. Of two
-    inserts the second is throttled, and of more the answers are missing."""
+    """A client whose rows are jobs of four shards. In a batch of reads it leaves all keys but the
+    first unprocessed. Of two inserts it throttles the second; of more it omits the answers."""
 
     asked: list[tuple[str, Any]] = field(default_factory=list)
 
@@ -118,7 +118,7 @@ async def two_at_once_for_one_lease(_: RecordingClient) -> object:
 
 
 async def bodies_in_packs(_: RecordingClient) -> object:
-    """Bodies of two runs; one of a pack that is refused; one whose neighbour is cancelled."""
+    """Adds bodies of two runs, a body that S3 refuses, and one beside a cancelled add."""
     objects: dict[str, bytes] = {}
     stored: list[object] = []
 
@@ -148,7 +148,7 @@ async def bodies_in_packs(_: RecordingClient) -> object:
     return stored, objects
 
 
-CALLS: dict[str, Callable[[RecordingClient], Awaitable[object]]] = {
+AWS_PROBES: dict[str, Callable[[RecordingClient], Awaitable[object]]] = {
     "rows_read_as_they_come": a_read,
     "leftovers_of_a_read_dropped": a_read_of_many,
     "page_drops_a_shard": a_page_behind_a_cursor,
@@ -181,4 +181,4 @@ CALLS: dict[str, Callable[[RecordingClient], Awaitable[object]]] = {
     "redis_counted_before_it_is_asked": two_at_once_for_one_lease,
     "count_apart_from_flip": a_settle,
 }
-"""By the name of the mutant."""
+"""The probe of each mutant, by its name."""

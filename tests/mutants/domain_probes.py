@@ -1,6 +1,6 @@
-"""Probes of decisions: pure functions whose answer a mutant changes.
+"""Probes of decisions: pure functions whose result a mutant changes.
 
-A probe reaches the swapped function through its module, as the product does.
+A probe calls the swapped function through its module, as the product does.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _failed_delivery() -> Any:
     return webhooks.record_failed(a_notice(), tried, retry_after_s=None, now=T0, random=Random(1))
 
 
-DECISIONS: dict[str, Callable[[], object]] = {
+DOMAIN_PROBES: dict[str, Callable[[], object]] = {
     "takeover_makes_another": _taken_over,
     "workers_are_read_once": lambda: LiveWorkers(frozenset({"a"}), T0).is_recent(
         T0 + limits.PRESENCE_TTL_S
@@ -143,4 +143,4 @@ DECISIONS: dict[str, Callable[[], object]] = {
     "ingest_unfenced": lambda: a_chunk().fence,
     "chunk_counted_again": lambda: ingest._note_counted("table", a_chunk(), None),
 }
-"""By the name of the mutant; what is compared is the answer."""
+"""The probe of each mutant, by its name. Its results with and without the mutant are compared."""

@@ -1,4 +1,4 @@
-"""Probes of the edges: what a mutant changes about partitions, bills, limits and syncs."""
+"""Probes of partitions, spend, host limits and syncs."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ async def a_paid_success(env: Context) -> object:
     return tasks.judge_success(env, a_ref(), a_task(), PAGE, result).change.writes[1]
 
 
-async def a_door(env: Context) -> object:
+async def a_host_pool(env: Context) -> object:
     await trio.lowlevel.checkpoint()
     narrow = HostLimits(HostLimit(concurrency=1))
-    keeper: Any = SimpleNamespace(_job=a_job(max_inflight=9), _limits=narrow)
-    return HostLimiter._pool(keeper, "slow.example")
+    limiter: Any = SimpleNamespace(_job=a_job(max_inflight=9), _limits=narrow)
+    return HostLimiter._pool(limiter, "slow.example")
 
 
 async def a_pack_after_a_power_cut(env: Context) -> object:
     await trio.lowlevel.checkpoint()
     with tempfile.TemporaryDirectory() as root:
         log = SyncLog(root)
-        executor: Any = None  # Nothing here enters a thread.
+        executor: Any = None  # The probe starts no thread.
         store = pack_files.PackFiles(root, Random(1), _make, executor, check_room=_check_nothing)
         with log.recording():
             sync_directory(root)
@@ -76,7 +76,7 @@ def _make(path: str) -> None:
 
 
 def _check_nothing(size_bytes: int) -> None:
-    """There is room for everything."""
+    """Accepts any size: the disk has room."""
 
 
 def _open(path: str) -> int:
@@ -86,16 +86,16 @@ def _open(path: str) -> int:
 
 
 def _sync(directory: str) -> None:
-    """As the product would, had no mutant swapped that."""
+    """Syncs a directory as the product does without a mutant."""
     descriptor = os.open(directory, os.O_RDONLY)
     os.fsync(descriptor)
     os.close(descriptor)
 
 
-EDGES: dict[str, Callable[[Context], Awaitable[object]]] = {
+EDGE_PROBES: dict[str, Callable[[Context], Awaitable[object]]] = {
     "connections_shared_by_callers": a_partition,
     "page_not_in_spend": a_paid_success,
-    "host_limits_ignored": a_door,
+    "host_limits_ignored": a_host_pool,
     "pack_name_not_synced": a_pack_after_a_power_cut,
     "pack_bytes_not_synced": a_pack_after_a_power_cut,
     "body_bytes_not_synced": a_body_after_a_power_cut,

@@ -1,6 +1,6 @@
-"""Mutant: one defect of the product that can be switched on for a while.
+"""Mutant: a defect of the product that can be switched on.
 
-A mutant takes away what closes a window and puts a plausible mistake in its place.
+A mutant replaces the code that prevents a failure with a plausible mistake.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from conveyor.simulation.swaps import Apply
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """`window` is the number of the way to fail that it opens, `invariants` are those that break.
-    `engines` have the defect; any, if none is named. `world` are options in which it soon matters:
-    what a seed draws otherwise may leave out for long what it takes."""
+    """`window` is the number of the failure mode that the mutant opens; `invariants` are those that
+    it breaks. `engines` have the defect: all, if none is named. `world` are simulation options
+    under which the defect matters soon, because a random world may rarely meet its conditions."""
 
     name: str
     window: int

@@ -1,4 +1,4 @@
-"""Probes of what stands against neighbours: breakers, plans, quotas, slots, clocks and expiry."""
+"""Probes of the protection against other callers, gateways, storage and clocks."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ async def a_sweep_of_expired(env: Context) -> object:
     return await reconcile.sweep_expired(around)
 
 
-NEIGHBOURS: dict[str, Callable[[Context], Awaitable[object]]] = {
+NEIGHBOUR_PROBES: dict[str, Callable[[Context], Awaitable[object]]] = {
     "gateway_circuit_never_opens": a_gateway_that_is_away,
     "outage_counts_attempts": a_first_failure,
     "plan_ignored": a_full_window,

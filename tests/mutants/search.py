@@ -1,8 +1,7 @@
-"""Hunting: seed after seed until one shows that a mutant is no healthy program
-(docs/simulator.md, Mutants).
+"""Searches seeds that kill mutants (docs/simulator.md, Mutants).
 
-A seed kills a mutant when the program fails on it with the mutant, and is well without. Which seed
-that is, is worth keeping: it shows in one run what took a hunt to find.
+A seed kills a mutant if the simulation fails with the mutant and succeeds without it. Such a seed
+is recorded: it shows in one run what took many runs to find.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ from conveyor.simulation.swaps import combined
 from tests.mutants.defects import MUTANTS
 
 HUNTED_ON = "memory"
-"""The quickest world, for defects that every engine has."""
+"""The fastest engine to simulate, for defects that every engine has."""
 
 HOURS = 120 / 3600
-"""Two short worlds show more than a long one."""
+"""Two minutes: two short worlds find more than one long world in the same time."""
 
 ENDED_S = 2400.0
-"""Within this time after the last fault everything ends, or never."""
+"""Seconds after the last fault within which every run must have ended."""
 
 
 class Kill(msgspec.Struct, frozen=True, kw_only=True):
-    """The seed that killed a mutant, how many it took to find it, and who noticed."""
+    """The seed that killed a mutant, how many seeds were tried, and the checker that noticed."""
 
     mutant: str
     window: int
@@ -43,7 +42,7 @@ class Kill(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def huntable() -> list[str]:
-    """The mutants of engines that there is a world for."""
+    """Returns the mutants whose engine can be simulated."""
     return [name for name in MUTANTS if _engine_for(name) in ALL_ENGINES]
 
 
@@ -52,21 +51,21 @@ def _engine_for(name: str) -> str:
 
 
 def world_of(name: str, seed: int) -> Options:
-    """The world in which a mutant meets a seed: that of the seed, made to fit."""
+    """Returns the options that a seed draws, changed by the options of the mutant."""
     options = draw(seed, engine=_engine_for(name), hours=HOURS)
     options = msgspec.structs.replace(options, liveness_s=ENDED_S)
     return fitted(options, MUTANTS[name].world)
 
 
 def fitted(options: Options, world: Mapping[str, Any]) -> Options:
-    """These options instead; rates of faults that are not named stay as they are. It is spared the
-    faults of ours only if it says so, since it may name some."""
+    """Returns these options with those of a mutant. Fault rates that the mutant does not name stay.
+    The faults of our own processes are off only if the mutant says so with `is_spared`."""
     if not world:
         return options
     options = spared(options) if world.get("is_spared") else options
     changed = {"is_spared": False, **world, "rates": options.rates | world.get("rates", {})}
     options = msgspec.structs.replace(options, **changed)
-    if options.neighbours.storage_outage_every_s:  # It happens to our engine.
+    if options.neighbours.storage_outage_every_s:  # Storage outages are faults of our engine.
         return msgspec.structs.replace(options, is_spared=False)
     return options
 
@@ -77,13 +76,13 @@ def run_mutant(name: str, seed: int) -> Report:
 
 
 def run_together(names: Sequence[str], seed: int) -> Report:
-    """The world of a seed as it is drawn, with several defects at once."""
+    """Simulates the options that a seed draws, with several defects switched on."""
     with combined(*(MUTANTS[name].apply for name in names))():
         return simulate(draw(seed))
 
 
 def notice_together(names: Sequence[str], seeds: Sequence[int]) -> Iterator[tuple[int, str | None]]:
-    """For each seed who noticed these defects, which are all switched on."""
+    """Yields for each seed what noticed the defects, which are all switched on."""
     context = multiprocessing.get_context("spawn")
     with context.Pool(min(len(seeds), len(os.sched_getaffinity(0)))) as pool:
         causes = pool.imap(partial(_notice, tuple(names)), seeds)
@@ -95,7 +94,7 @@ def _notice(names: tuple[str, ...], seed: int) -> str | None:
 
 
 def is_well_without(name: str, seed: int) -> bool:
-    """Whether the program as it is survives the world in which the mutant meets the seed."""
+    """Returns whether the program without the mutant succeeds with the same options."""
     return _is_well(msgspec.json.encode(world_of(name, seed)))
 
 
@@ -114,7 +113,7 @@ def cause_of(report: Report) -> str | None:
 
 
 def hunt(name: str, seeds: Iterable[int]) -> Kill | None:
-    """The first of these seeds that kills the mutant; None if it survives them all."""
+    """Returns the first seed that kills the mutant; None if it survives all of them."""
     for tried, seed in enumerate(seeds, start=1):
         cause = cause_of(run_mutant(name, seed))
         if cause is not None and is_well_without(name, seed):
@@ -126,8 +125,8 @@ def hunt(name: str, seeds: Iterable[int]) -> Kill | None:
 def hunt_all(
     names: Sequence[str], seeds: Sequence[int], known: Mapping[str, Kill]
 ) -> Iterator[tuple[str, Kill | None]]:
-    """Hunts these mutants on all cores, in whatever order they end. A seed that is known is tried
-    first, and if it still kills, so many seeds are still what it took to find it."""
+    """Hunts these mutants on all cores, in the order in which the hunts end. A recorded seed is
+    tried first; if it still kills, the recorded number of tries stays."""
     hunts = [(name, known.get(name), seeds) for name in names]
     context = multiprocessing.get_context("spawn")
     with context.Pool(min(len(hunts), len(os.sched_getaffinity(0)))) as pool:
@@ -144,7 +143,7 @@ def _hunt_again(hunted: tuple[str, Kill | None, Sequence[int]]) -> tuple[str, Ki
 
 
 def read_kills(path: Path) -> dict[str, Kill]:
-    """By the name of the mutant; none where nothing was recorded yet."""
+    """Returns the recorded kills by the name of the mutant; none if there is no file."""
     if not path.exists():
         return {}
     kills = msgspec.json.decode(path.read_bytes(), type=list[Kill])
@@ -152,6 +151,6 @@ def read_kills(path: Path) -> dict[str, Kill]:
 
 
 def write_kills(path: Path, kills: Mapping[str, Kill]) -> None:
-    """One line a mutant, in their order: a change of one is a change of one line."""
+    """Writes one line per mutant, in a fixed order, so that a change of one changes one line."""
     lines = [msgspec.json.encode(kills[name]).decode() for name in MUTANTS if name in kills]
     path.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The simulator finds every mutant: on the seed that is on record, and on demand anew."""
+"""Tests that the simulator finds every mutant, on its recorded seed or in a new hunt."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tests.mutants.search import hunt, huntable, read_kills
 KILLS = read_kills(Path(__file__).with_name("kills.json"))
 SEEDS = int(os.environ.get("MUTANT_SEEDS", "0"))
 TURN = int(os.environ.get("MUTANT_TURN", "4"))
-"""One in so many has its turn: with 1 all of them have."""
+"""One in TURN mutants is tested in a run; 1 tests all of them."""
 AGAIN = 24
-"""Seeds move with every change of the program: so many more are tried before that is a failure."""
+"""A change of the program changes what a seed does, so this many other seeds are tried."""
 
 slow = pytest.mark.slow
 
@@ -25,7 +25,7 @@ def test_a_seed_is_on_record_for_every_mutant_that_can_be_hunted() -> None:
     assert len(KILLS) >= 30
 
 
-def test_who_is_on_record_noticed_within_five_hundred_seeds() -> None:
+def test_every_recorded_kill_took_at_most_five_hundred_seeds() -> None:
     assert max(kill.tried for kill in KILLS.values()) <= 500
     assert {kill.window for kill in KILLS.values()} <= {
         mutant.window for mutant in MUTANTS.values()
@@ -34,7 +34,7 @@ def test_who_is_on_record_noticed_within_five_hundred_seeds() -> None:
 
 @slow
 @pytest.mark.parametrize("name", list(KILLS)[::TURN])
-def test_a_mutant_dies_on_its_seed_or_soon_and_the_program_lives(name: str) -> None:
+def test_the_recorded_seed_or_one_of_a_few_others_kills_the_mutant(name: str) -> None:
     seeds = [KILLS[name].seed, *range(AGAIN)]
 
     assert hunt(name, seeds) is not None, "the seeds have moved: make mutants records them anew"
@@ -43,5 +43,5 @@ def test_a_mutant_dies_on_its_seed_or_soon_and_the_program_lives(name: str) -> N
 @slow
 @pytest.mark.skipif(not SEEDS, reason="MUTANT_SEEDS says how many seeds each may take")
 @pytest.mark.parametrize("name", huntable())
-def test_a_mutant_is_found_by_hunting(name: str) -> None:
+def test_a_hunt_finds_the_mutant(name: str) -> None:
     assert hunt(name, range(SEEDS)) is not None

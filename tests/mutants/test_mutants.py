@@ -1,4 +1,4 @@
-"""Every mutant is a defect, of a window and an invariant, and goes away as it came."""
+"""Tests every mutant: it changes behaviour, names what it breaks, and undoes its swaps."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import pytest
 import trio
 
 from conveyor.simulation.swaps import PlaceGone, setting, swapping
-from tests.mutants.calls import CALLS, RecordingClient
+from tests.mutants.calls import AWS_PROBES, RecordingClient
 from tests.mutants.defects import MUTANTS
-from tests.mutants.domain_probes import DECISIONS
-from tests.mutants.edges import EDGES
+from tests.mutants.domain_probes import DOMAIN_PROBES
+from tests.mutants.edges import EDGE_PROBES
 from tests.mutants.mutant import Mutant
-from tests.mutants.neighbours import NEIGHBOURS
-from tests.mutants.usecase_probes import DOINGS, outcome_of
+from tests.mutants.neighbours import NEIGHBOUR_PROBES
+from tests.mutants.usecase_probes import USE_CASE_PROBES, outcome_of
 
 every_mutant = pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
 
 
-def everything() -> dict[tuple[str, str], int]:
-    """What stands in the product's modules and classes right now."""
+def attribute_ids() -> dict[tuple[str, str], int]:
+    """Returns the ids of all attributes of the product's modules and classes."""
     kills: dict[tuple[str, str], int] = {}
     for name, module in list(sys.modules.items()):
         if not name.startswith(("conveyor.", "actors.")):
@@ -39,45 +39,45 @@ def everything() -> dict[tuple[str, str], int]:
 
 
 def apply(mutant: Mutant) -> None:
-    """What a mutant loads stays loaded."""
+    """Applies the mutant once, because modules that it imports stay imported."""
     with mutant.apply():
         pass
 
 
 @every_mutant
-def test_a_mutant_leaves_nothing_behind(mutant: Mutant) -> None:
+def test_a_mutant_restores_every_attribute(mutant: Mutant) -> None:
     apply(mutant)
-    before = everything()
+    before = attribute_ids()
 
     with mutant.apply():
-        during = everything()
+        during = attribute_ids()
 
     assert during != before
-    assert everything() == before
+    assert attribute_ids() == before
 
 
 @every_mutant
-async def test_a_mutant_changes_what_the_product_does(
+async def test_a_mutant_changes_the_result_of_its_probe(
     mutant: Mutant, autojump_clock: trio.testing.MockClock
 ) -> None:
-    healthy = await probe(mutant)
+    normal = await probe(mutant)
 
     with mutant.apply():
-        sick = await probe(mutant)
+        mutated = await probe(mutant)
 
-    assert sick != healthy
+    assert mutated != normal
 
 
 async def probe(mutant: Mutant) -> object:
-    if mutant.name in DECISIONS:
-        return DECISIONS[mutant.name]()
-    if mutant.name in CALLS:
-        return await CALLS[mutant.name](RecordingClient())
-    return await outcome_of({**DOINGS, **EDGES, **NEIGHBOURS}[mutant.name])
+    if mutant.name in DOMAIN_PROBES:
+        return DOMAIN_PROBES[mutant.name]()
+    if mutant.name in AWS_PROBES:
+        return await AWS_PROBES[mutant.name](RecordingClient())
+    return await outcome_of({**USE_CASE_PROBES, **EDGE_PROBES, **NEIGHBOUR_PROBES}[mutant.name])
 
 
 @every_mutant
-def test_a_mutant_says_which_window_it_opens_and_what_breaks(mutant: Mutant) -> None:
+def test_a_mutant_names_its_failure_mode_and_its_invariants(mutant: Mutant) -> None:
     assert 1 <= mutant.window <= 130
     assert mutant.invariants
     assert all(1 <= invariant <= 66 for invariant in mutant.invariants)
@@ -110,14 +110,14 @@ HERE = __name__
         (f"{HERE}:HERE", lambda _: 3),
     ],
 )
-def test_a_mutant_whose_place_has_changed_is_an_error(
+def test_swapping_a_missing_or_changed_attribute_is_an_error(
     place: str, make: Callable[[Any], Any]
 ) -> None:
     with pytest.raises(PlaceGone), swapping(place, make)():
         pass
 
 
-def test_what_fails_under_a_mutant_leaves_nothing_behind_either() -> None:
+def test_a_failure_under_a_mutant_restores_every_attribute() -> None:
     with pytest.raises(ZeroDivisionError), setting(f"{HERE}:HERE", "elsewhere")():
         raise ZeroDivisionError
 

@@ -1,5 +1,5 @@
-"""Probe of the store made of two: which store is written in which order, what a crash between the
-writes leaves, and what is found afterwards."""
+"""Probe of the store made of two: the order of the writes, the state after a crash between them,
+and what a reader then finds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.conformance.test_chunks import a_chunk
 
 @dataclass
 class NotedStore:
-    """Notes each write. `fails` makes the next commit fail before it has written anything."""
+    """A store that notes each write. If `fails` is set, the next commit fails without a write."""
 
     name: str
     store: Any

@@ -1,6 +1,6 @@
-"""Probes of doings: use cases and actors that do something else under a mutant, in a small world.
+"""Probes of use cases and actors, which behave differently under a mutant, on the memory engine.
 
-Each answers something to compare; an error that it ends with is an answer too.
+Each probe returns a value to compare; an error counts as a value too.
 """
 
 from __future__ import annotations
@@ -148,14 +148,14 @@ async def a_list_given_up(env: Context) -> object:
     return (await run_of(env, run)).stop_reason
 
 
-async def a_closed_run_nobody_looked_at(env: Context) -> Run:
+async def a_closed_run_without_completion(env: Context) -> Run:
     accepted = await submit(env, 0, is_open=True)
     await env.commit_with_events(termination.close(accepted.job, accepted.run, now=env.now()))
     return accepted.run
 
 
 async def swept(env: Context) -> object:
-    waiting = [await a_closed_run_nobody_looked_at(env) for _ in range(4)]
+    waiting = [await a_closed_run_without_completion(env) for _ in range(4)]
     await reconcile.sweep_runs(env)
     return [(await run_of(env, run)).status for run in waiting]
 
@@ -211,7 +211,7 @@ async def leases_under_a_cap_of_one(env: Context) -> object:
 
 
 async def a_settle(env: Context) -> Settle:
-    """Of a task in hand, its message too."""
+    """Makes the settle of a claimed task and of its message."""
     accepted = await submit(env, 1)
     (message,) = await env.queue.receive(accepted.run.run_id, count_max=1, visibility_s=60)
     (claim,) = await tasks.claim(env, [message.ref])
@@ -371,7 +371,7 @@ async def refs_sent_again(env: Context) -> object:
     return (await reconcile.sweep_runs(env)).resent
 
 
-DOINGS: dict[str, Callable[[Context], Awaitable[object]]] = {
+USE_CASE_PROBES: dict[str, Callable[[Context], Awaitable[object]]] = {
     "redelivery_needs_no_claim": a_redelivered_message,
     "lost_list_taken_for_stored": a_list_that_is_lost,
     "refusal_for_now_is_kept": a_refusal_for_now,
@@ -405,12 +405,12 @@ DOINGS: dict[str, Callable[[Context], Awaitable[object]]] = {
     "exports_share_a_place": where_an_export_is_made,
     "lost_refs_stay_lost": refs_sent_again,
 }
-"""By the name of the mutant."""
+"""The probe of each mutant, by its name."""
 
 
 async def outcome_of(probe: Callable[[Context], Awaitable[object]]) -> object:
-    """What it answers in a world of its own, or how it ends."""
+    """Returns the result of the probe in a new world, or the error that it ended with."""
     try:
         return await probe(a_world().env)
-    except Exception as error:  # noqa: BLE001 (any ending is an answer)
+    except Exception as error:  # noqa: BLE001 (every error is a result)
         return repr(error)

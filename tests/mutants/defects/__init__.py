@@ -38,4 +38,4 @@ _FAMILIES = (
 MUTANTS: Mapping[str, Mutant] = {
     mutant.name: mutant for family in _FAMILIES for mutant in family.MUTANTS
 }
-"""In the order of a job's life."""
+"""In the order of the steps of a job."""

@@ -1,4 +1,4 @@
-"""Mutants of acceptance: lists that are not there, keys that mean the wrong thing (SPEC.md 4.2)."""
+"""Mutants of submits: lists that are not stored, wrong idempotency keys (SPEC.md 4.2)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from conveyor.usecases.submit.staging import source_key
 from tests.mutants.mutant import Mutant
 
 
-def _hoping_it_is_stored(stage: Any) -> Any:
+def _assume_stored(stage: Any) -> Any:
     async def mutated(
         env: Context, job_id: JobId, run_id: RunId, batch_id: BatchId, specs: Sequence[TaskSpec]
     ) -> StagedList:
@@ -37,7 +37,7 @@ def _hoping_it_is_stored(stage: Any) -> Any:
     return mutated
 
 
-def _another_subject(claim_key: Any) -> Any:
+def _use_another_subject(claim_key: Any) -> Any:
     def mutated(
         request: Request, record: IdempotencyRecord | None, *, subject: str, owner: str, now: float
     ) -> Change:
@@ -51,7 +51,7 @@ def _another_subject(claim_key: Any) -> Any:
     return mutated
 
 
-def _for_ever_in_progress(judge: Any) -> Any:
+def _never_expire_claim(judge: Any) -> Any:
     def mutated(record: IdempotencyRecord | None, request: Request, *, now: float) -> KeyVerdict:
         if record is not None and 0 < record.claimed_until < now:
             until = now + limits.IDEMPOTENCY_CLAIM_S
@@ -62,7 +62,7 @@ def _for_ever_in_progress(judge: Any) -> Any:
     return mutated
 
 
-def _whatever_its_bytes(judge: Any) -> Any:
+def _ignore_fingerprint(judge: Any) -> Any:
     def mutated(record: IdempotencyRecord | None, request: Request, *, now: float) -> KeyVerdict:
         if record is not None:
             record = msgspec.structs.replace(record, fingerprint=request.fingerprint)
@@ -72,7 +72,7 @@ def _whatever_its_bytes(judge: Any) -> Any:
     return mutated
 
 
-def _every_refusal_is_final(_: Any) -> Any:
+def _store_every_refusal(_: Any) -> Any:
     async def mutated(work: Work, subject: str, to_answer: ToAnswer) -> StoredResponse:
         try:
             return await work(subject)
@@ -82,7 +82,7 @@ def _every_refusal_is_final(_: Any) -> Any:
     return mutated
 
 
-def _one_scope_for_all_callers(_: Any) -> Any:
+def _omit_caller(_: Any) -> Any:
     def key_id(self: Request) -> str:
         scope = "\n".join((self.method, self.path, self.key))
         return hashlib.sha256(scope.encode()).hexdigest()
@@ -90,7 +90,7 @@ def _one_scope_for_all_callers(_: Any) -> Any:
     return property(key_id)
 
 
-def _over_any_answer(_: Any) -> Any:
+def _replace_any_answer(_: Any) -> Any:
     def mutated(request: Request, status: int, body: str) -> Change:
         guard = Guard(equals=(("fingerprint", request.fingerprint),))
         values = {"response_status": status, "response_body": body, "claimed_until": 0.0}
@@ -104,51 +104,51 @@ MUTANTS = (
         name="lost_list_taken_for_stored",
         window=1,
         invariants=(1, 2, 13),
-        what="A list whose storing was not answered counts as stored.",
-        apply=swapping("conveyor.usecases.submit.staging:stage", _hoping_it_is_stored),
+        what="A list counts as stored although its write was not answered.",
+        apply=swapping("conveyor.usecases.submit.staging:stage", _assume_stored),
         world={"at_once_max": 1, "rates": {"call_refused": 0.05}},
     ),
     Mutant(
         name="takeover_makes_another",
         window=88,
         invariants=(3,),
-        what="Whoever takes a key over from a lost owner makes a job of its own.",
-        apply=swapping("conveyor.domain.idempotency:claim_key", _another_subject),
+        what="A request that takes over a key from a lost owner creates another job.",
+        apply=swapping("conveyor.domain.idempotency:claim_key", _use_another_subject),
     ),
     Mutant(
         name="key_claim_never_lapses",
         window=82,
         invariants=(5,),
-        what="The claim on a key outlives its owner.",
-        apply=swapping("conveyor.domain.idempotency:decide", _for_ever_in_progress),
+        what="The claim on a key never expires after its owner is lost.",
+        apply=swapping("conveyor.domain.idempotency:decide", _never_expire_claim),
     ),
     Mutant(
         name="refusal_for_now_is_kept",
         window=85,
         invariants=(5,),
-        what="A refusal that says when to come back is stored and replayed.",
-        apply=swapping("conveyor.usecases.idempotency:_run_handler", _every_refusal_is_final),
+        what="A refusal with Retry-After is stored and replayed.",
+        apply=swapping("conveyor.usecases.idempotency:_run_handler", _store_every_refusal),
     ),
     Mutant(
         name="key_of_all_callers",
         window=84,
         invariants=(44,),
-        what="A key is scoped by method and path, not by its caller.",
-        apply=swapping("conveyor.domain.idempotency:Request.key_id", _one_scope_for_all_callers),
+        what="A key is scoped by method and path, but not by its caller.",
+        apply=swapping("conveyor.domain.idempotency:Request.key_id", _omit_caller),
     ),
     Mutant(
         name="key_without_fingerprint",
         window=86,
         invariants=(6,),
-        what="A key that comes with other bytes gets the answer to the first ones.",
-        apply=swapping("conveyor.domain.idempotency:decide", _whatever_its_bytes),
+        what="A key with another request body gets the answer to the first body.",
+        apply=swapping("conveyor.domain.idempotency:decide", _ignore_fingerprint),
     ),
     Mutant(
         name="last_answer_stands",
         window=88,
         invariants=(4,),
-        what="A slow first request replaces the answer that its successor has given.",
-        apply=swapping("conveyor.domain.idempotency:answer", _over_any_answer),
+        what="A slow first request replaces the answer of the request that took over its key.",
+        apply=swapping("conveyor.domain.idempotency:answer", _replace_any_answer),
         world={
             "limits": HASTY_KEYS,
             "haste": 10.0,

@@ -1,4 +1,4 @@
-"""Mutants of the engine on AWS: partial answers, old reads, steps that are not one
+"""Mutants of the AWS engine: ignored partial answers, stale reads, non-atomic writes
 (docs/engines.md, DynamoDB store)."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.mutants.mutant import Mutant
 _DYNAMO = "conveyor.engines.aws.dynamodb"
 
 
-def _throttled_as_done(insert: Any) -> Any:
+def _count_throttled_as_done(insert: Any) -> Any:
     async def mutated(self: Any, items: Any) -> list[int]:
         await insert(self, items)
         return []
@@ -31,7 +31,7 @@ def _throttled_as_done(insert: Any) -> Any:
     return mutated
 
 
-def _first_answer_for_all(insert: Any) -> Any:
+def _read_first_answer_only(insert: Any) -> Any:
     async def mutated(self: Any, items: Any) -> list[int]:
         left = await insert(self, items)
         return left if 0 in left else []
@@ -39,7 +39,7 @@ def _first_answer_for_all(insert: Any) -> Any:
     return mutated
 
 
-def _lost_as_done(insert: Any) -> Any:
+def _count_unanswered_as_done(insert: Any) -> Any:
     async def mutated(self: Any, items: Any) -> list[int]:
         try:
             return list(await insert(self, items))
@@ -49,7 +49,7 @@ def _lost_as_done(insert: Any) -> Any:
     return mutated
 
 
-def _never_counted(look: Any) -> Any:
+def _forget_counted(look: Any) -> Any:
     async def mutated(table: Any, chunk: Chunk) -> Any:
         refusal, _ = await look(table, chunk)
         return refusal, None
@@ -57,7 +57,7 @@ def _never_counted(look: Any) -> Any:
     return mutated
 
 
-def _noting_anyway(noting: Any) -> Any:
+def _note_without_condition(noting: Any) -> Any:
     def mutated(table: str, chunk: Chunk, counted: int | None) -> Any:
         params = noting(table, chunk, counted)
         condition = params["ConditionExpression"].rpartition(" AND ")[0]
@@ -66,7 +66,7 @@ def _noting_anyway(noting: Any) -> Any:
     return mutated
 
 
-def _flips_then_counts(_: Any) -> Any:
+def _settle_then_count(_: Any) -> Any:
     async def mutated(table: Any, group: list[tuple[int, Change]]) -> Any:
         changes = [change for _, change in group]
         *flips, count = part("conveyor.engines.aws.dynamodb.transactions:_steps")(
@@ -86,7 +86,7 @@ def _flips_then_counts(_: Any) -> Any:
     return mutated
 
 
-def _without_leftovers(_: Any) -> Any:
+def _drop_unprocessed(_: Any) -> Any:
     async def mutated(self: Any, places: Any, *, is_consistent: bool) -> Any:
         keys = [part("conveyor.engines.aws.dynamodb.table:key_item")(place) for place in places]
         request = {self.name: {"Keys": keys, "ConsistentRead": is_consistent}}
@@ -96,7 +96,7 @@ def _without_leftovers(_: Any) -> Any:
     return mutated
 
 
-def _as_it_comes(call: Any) -> Any:
+def _read_without_consistency(call: Any) -> Any:
     async def mutated(
         self: Any, operation: str, params: Any, *, attempts_max: int = ATTEMPTS_MAX
     ) -> Any:
@@ -107,7 +107,7 @@ def _as_it_comes(call: Any) -> Any:
     return mutated
 
 
-def _shards_but_one(ranges_of: Any) -> Any:
+def _omit_one_shard(ranges_of: Any) -> Any:
     def mutated(query: TasksOf) -> Any:
         if query.after is not None and query.shard_count > 1:
             query = msgspec.structs.replace(query, shard_count=query.shard_count - 1)
@@ -116,35 +116,35 @@ def _shards_but_one(ranges_of: Any) -> Any:
     return mutated
 
 
-def _one_shard(_: Any) -> Any:
+def _assume_one_shard(_: Any) -> Any:
     async def mutated(table: Any, job_id: JobId) -> int:
         return 1
 
     return mutated
 
 
-def _sent_once(_: Any) -> Any:
+def _never_resend(_: Any) -> Any:
     async def mutated(env: Context, run: Run, depth: Any, totals: Any) -> int:
         return 0
 
     return mutated
 
 
-def _dropped_by_anybody(_: Any) -> Any:
+def _delete_any_lease(_: Any) -> Any:
     async def mutated(self: Any, slot: Any) -> bool:
         return bool(await self._write("DeleteItem", Key=slot.key))
 
     return mutated
 
 
-def _by_the_machine(_: Any) -> Any:
+def _use_own_clock(_: Any) -> Any:
     def mutated(self: Any) -> float:
         return float(self.machine.now())
 
     return mutated
 
 
-def _counted_first(real: Any) -> Any:
+def _count_before_acquire(real: Any) -> Any:
     async def mutated(
         self: Any, job_id: JobId, run_id: RunId, *, count_max: int, cap: int, ttl_s: float
     ) -> Any:
@@ -165,7 +165,7 @@ MUTANTS = (
         window=5,
         invariants=(2, 11, 21),
         what="A row whose INSERT was throttled counts as inserted.",
-        apply=swapping(f"{_DYNAMO}.table:Table.insert", _throttled_as_done),
+        apply=swapping(f"{_DYNAMO}.table:Table.insert", _count_throttled_as_done),
         engines=_AWS,
         world={"pessimism": _THROTTLED_ROWS, "sync_tasks_max": 5},
     ),
@@ -174,7 +174,7 @@ MUTANTS = (
         window=5,
         invariants=(2, 11, 21),
         what="If the first INSERT of a batch was applied, the answers of the others are not read.",
-        apply=swapping(f"{_DYNAMO}.table:Table.insert", _first_answer_for_all),
+        apply=swapping(f"{_DYNAMO}.table:Table.insert", _read_first_answer_only),
         engines=_AWS,
         world={"pessimism": _THROTTLED_ROWS, "sync_tasks_max": 5},
     ),
@@ -183,7 +183,7 @@ MUTANTS = (
         window=5,
         invariants=(2, 11, 21),
         what="A batch of INSERTs without an answer counts as inserted.",
-        apply=swapping(f"{_DYNAMO}.table:Table.insert", _lost_as_done),
+        apply=swapping(f"{_DYNAMO}.table:Table.insert", _count_unanswered_as_done),
         engines=_AWS,
         world={"sync_tasks_max": 5},
     ),
@@ -191,10 +191,10 @@ MUTANTS = (
         name="chunk_counted_again",
         window=16,
         invariants=(21, 22),
-        what="A chunk that is put again is counted again.",
+        what="A chunk that is written again is counted again.",
         apply=combined(
-            swapping("conveyor.engines.aws.dynamodb.ingest:_check_step", _never_counted),
-            swapping("conveyor.engines.aws.dynamodb.ingest:_note_counted", _noting_anyway),
+            swapping("conveyor.engines.aws.dynamodb.ingest:_check_step", _forget_counted),
+            swapping("conveyor.engines.aws.dynamodb.ingest:_note_counted", _note_without_condition),
         ),
         engines=_AWS,
     ),
@@ -202,9 +202,9 @@ MUTANTS = (
         name="count_apart_from_flip",
         window=55,
         invariants=(21,),
-        what="Tasks flip in one transaction, and are counted in the next.",
+        what="Tasks are settled in one transaction, and counted in another.",
         apply=swapping(
-            "conveyor.engines.aws.dynamodb.transactions:_apply_group", _flips_then_counts
+            "conveyor.engines.aws.dynamodb.transactions:_apply_group", _settle_then_count
         ),
         engines=_AWS,
     ),
@@ -212,8 +212,8 @@ MUTANTS = (
         name="leftovers_of_a_read_dropped",
         window=5,
         invariants=(2, 39),
-        what="Of a batch of keys those count as absent that the table put off.",
-        apply=swapping("conveyor.engines.aws.dynamodb.table:Table._get_slice", _without_leftovers),
+        what="Keys that the table left unprocessed in a batch read count as absent.",
+        apply=swapping("conveyor.engines.aws.dynamodb.table:Table._get_slice", _drop_unprocessed),
         engines=_AWS,
         world={"pessimism": FaultRates(dynamodb=DynamoFaults(unprocessed_rate=0.2))},
     ),
@@ -221,8 +221,8 @@ MUTANTS = (
         name="rows_read_as_they_come",
         window=7,
         invariants=(39,),
-        what="Rows are read from whichever copy answers, however old it is.",
-        apply=swapping("conveyor.engines.aws.dynamodb.table:Table.call", _as_it_comes),
+        what="Rows are read without consistency, so a read may be stale.",
+        apply=swapping("conveyor.engines.aws.dynamodb.table:Table.call", _read_without_consistency),
         engines=_AWS,
         world={"pessimism": FaultRates(dynamodb=DynamoFaults(stale_read_rate=0.3))},
     ),
@@ -230,8 +230,8 @@ MUTANTS = (
         name="page_drops_a_shard",
         window=89,
         invariants=(37,),
-        what="Behind a cursor, a page is made of all shards but one.",
-        apply=swapping("conveyor.engines.aws.dynamodb.queries:_ranges_of", _shards_but_one),
+        what="After a cursor, a page leaves out one shard.",
+        apply=swapping("conveyor.engines.aws.dynamodb.queries:_ranges_of", _omit_one_shard),
         engines=_AWS,
         world={"sync_tasks_max": 5, "shard_count": 4, "page_rows": 3},
     ),
@@ -239,8 +239,8 @@ MUTANTS = (
         name="scrub_of_one_shard",
         window=78,
         invariants=(33,),
-        what="A scrub takes a job for one that has a single shard.",
-        apply=swapping("conveyor.engines.aws.dynamodb.deletion:_shard_count", _one_shard),
+        what="A deletion assumes that every job has a single shard.",
+        apply=swapping("conveyor.engines.aws.dynamodb.deletion:_shard_count", _assume_one_shard),
         engines=_AWS,
         world={"temper": "tidy", "sync_tasks_max": 5, "shard_count": 4},
     ),
@@ -248,8 +248,8 @@ MUTANTS = (
         name="lost_refs_stay_lost",
         window=42,
         invariants=(2, 20),
-        what="Refs that a crash kept from being sent are never sent again.",
-        apply=swapping("conveyor.usecases.run.reconcile:_resend", _sent_once),
+        what="Refs that were not sent because of a crash are never sent.",
+        apply=swapping("conveyor.usecases.run.reconcile:_resend", _never_resend),
         engines=_AWS,
         world={"pessimism": FaultRates(sqs=SqsFaults(retention_s_max=20.0))},
     ),
@@ -257,13 +257,11 @@ MUTANTS = (
         name="lease_released_by_anybody",
         window=45,
         invariants=(29, 30),
-        what="Leases go by wrong clocks; whose has lapsed gives back that of who came next.",
+        what="Leases use the workers' clocks; an expired holder releases its successor's lease.",
         apply=combined(
-            swapping(
-                "conveyor.engines.aws.coordinator:DynamoCoordinator._drop", _dropped_by_anybody
-            ),
-            # By the time of the service hardly any lease lapses under its holder.
-            swapping("conveyor.engines.aws.client.service_clock:ServiceClock.now", _by_the_machine),
+            swapping("conveyor.engines.aws.coordinator:DynamoCoordinator._drop", _delete_any_lease),
+            # With the clock of the service hardly any lease expires while it is held.
+            swapping("conveyor.engines.aws.client.service_clock:ServiceClock.now", _use_own_clock),
         ),
         engines=_AWS,
         world={
@@ -280,9 +278,9 @@ MUTANTS = (
         name="redis_counted_before_it_is_asked",
         window=43,
         invariants=(29,),
-        what="Leases in Redis are counted, and then taken.",
+        what="Leases in Redis are counted first and acquired afterwards, not atomically.",
         apply=swapping(
-            "conveyor.engines.redis.coordinator:RedisCoordinator.acquire", _counted_first
+            "conveyor.engines.redis.coordinator:RedisCoordinator.acquire", _count_before_acquire
         ),
         engines=_AWS,
         world={

@@ -1,4 +1,4 @@
-"""Mutants of open jobs and completion: too early, too late, never (SPEC.md 3.2)."""
+"""Mutants of open jobs and of completion that is early, late or missing (SPEC.md 3.2)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.mutants.mutant import Mutant
 _FEW = 1
 
 
-def _whether_open_or_not(add_batch: Any) -> Any:
+def _add_without_guards(add_batch: Any) -> Any:
     def mutated(
         job: Job, run: Run, batch: Batch, tasks: Sequence[Task], *, is_last: bool, now: float
     ) -> Change:
@@ -40,35 +40,35 @@ def _whether_open_or_not(add_batch: Any) -> Any:
     return mutated
 
 
-def _with_lists_open(_: Any) -> Any:
+def _ignore_open_batches(_: Any) -> Any:
     def mutated(run: Run, totals: Totals) -> bool:
         return run.last_batch_received and totals.done >= run.total
 
     return mutated
 
 
-def _with_more_to_come(_: Any) -> Any:
+def _ignore_last_batch(_: Any) -> Any:
     def mutated(run: Run, totals: Totals) -> bool:
         return run.open_batches == 0 and totals.done >= run.total
 
     return mutated
 
 
-def _not_without_tasks(is_complete: Any) -> Any:
+def _require_tasks(is_complete: Any) -> Any:
     def mutated(run: Run, totals: Totals) -> bool:
         return bool(is_complete(run, totals) and run.total)
 
     return mutated
 
 
-def _idle_though_ingesting(seen_status: Any) -> Any:
+def _hide_open_batches(seen_status: Any) -> Any:
     def mutated(run: Run, totals: Totals) -> Any:
         return seen_status(msgspec.structs.replace(run, open_batches=0), totals)
 
     return mutated
 
 
-def _stops_and_refs_only(repair: Any) -> Any:
+def _repair_without_completion(repair: Any) -> Any:
     async def mutated(env: Context, run: Run, repairs: SweepResult) -> bool:
         if run.stop_requested_at is not None:
             await repair(env, run, repairs)
@@ -81,7 +81,7 @@ def _stops_and_refs_only(repair: Any) -> Any:
     return mutated
 
 
-def _first_page_only(_: Any) -> Any:
+def _sweep_first_page(_: Any) -> Any:
     async def mutated(env: Context, drained: dict[RunId, Run] | None = None) -> SweepResult:
         repairs = SweepResult()
         after: RunId | None = None
@@ -93,7 +93,7 @@ def _first_page_only(_: Any) -> Any:
     return mutated
 
 
-def _not_worth_a_look(_: Any) -> Any:
+def _never_drained(_: Any) -> Any:
     def mutated(settled: Settled) -> bool:
         return False
 
@@ -109,7 +109,7 @@ _LOST_ANSWERS = {
     "rates": {fault.value: 0.0 for fault in Fault if fault.value.startswith(_QUIET)}
     | {"answer_lost": 0.02},
 }
-"""A client that closes an idle job and gets no answer leaves its end to the sweeper."""
+"""If a client closes an idle job and gets no answer, the sweeper must complete it."""
 
 _LOST_MESSAGES = {
     "temper": "restless",
@@ -119,16 +119,16 @@ _LOST_MESSAGES = {
     "disturb_s": NEVER_S,
     "pessimism": FaultRates(sqs=SqsFaults(retention_s_max=RETENTION_S)),
 }
-"""Messages expire while a run is paused or slow, and the sweeper alone sends them again. A stop or
-completion that was cut off is finished by queue discovery or by the caller's next try as well."""
+"""Messages expire while a run is paused or slow, and only the sweeper sends them again. Queue
+discovery and the caller's next attempt would finish an interrupted stop or completion as well."""
 
 MUTANTS = (
     Mutant(
         name="add_after_close",
         window=27,
         invariants=(23, 26),
-        what="Tasks are added to a job that was closed a moment ago.",
-        apply=swapping("conveyor.domain.submit.admission:add_batch", _whether_open_or_not),
+        what="Tasks are added to a job that has just been closed.",
+        apply=swapping("conveyor.domain.submit.admission:add_batch", _add_without_guards),
         world={
             "temper": "adding",
             "haste": 10.0,
@@ -141,51 +141,51 @@ MUTANTS = (
         name="completed_with_lists_open",
         window=28,
         invariants=(23,),
-        what="A run is complete though one of its lists is still being ingested.",
-        apply=swapping("conveyor.domain.lifecycle:is_complete", _with_lists_open),
+        what="A run completes although one of its lists is still being ingested.",
+        apply=swapping("conveyor.domain.lifecycle:is_complete", _ignore_open_batches),
     ),
     Mutant(
         name="completed_before_close",
         window=31,
         invariants=(23,),
-        what="An open job's run is complete as soon as it has nothing to do.",
-        apply=swapping("conveyor.domain.lifecycle:is_complete", _with_more_to_come),
+        what="The run of an open job completes as soon as it has no task left.",
+        apply=swapping("conveyor.domain.lifecycle:is_complete", _ignore_last_batch),
     ),
     Mutant(
         name="empty_run_never_completes",
         window=30,
         invariants=(27,),
-        what="A run without tasks waits for one to be settled.",
-        apply=swapping("conveyor.domain.lifecycle:is_complete", _not_without_tasks),
+        what="A run without tasks never completes, because no task is settled.",
+        apply=swapping("conveyor.domain.lifecycle:is_complete", _require_tasks),
     ),
     Mutant(
         name="pending_while_ingesting",
         window=32,
         invariants=(28,),
-        what="A run shows itself idle while a list is being ingested.",
-        apply=swapping("conveyor.schemas.views:displayed_status", _idle_though_ingesting),
+        what="A run is displayed as idle while a list is being ingested.",
+        apply=swapping("conveyor.schemas.views:displayed_status", _hide_open_batches),
     ),
     Mutant(
         name="last_settle_does_not_look",
         window=67,
         invariants=(27,),
-        what="Whoever settles the last task leaves the completion to the sweeper.",
-        apply=swapping("conveyor.domain.run.settlement:may_be_drained", _not_worth_a_look),
+        what="The settle of the last task leaves the completion to the sweeper.",
+        apply=swapping("conveyor.domain.run.settlement:may_be_drained", _never_drained),
     ),
     Mutant(
         name="sweeper_does_not_look",
         window=29,
         invariants=(27,),
-        what="A completion that a crash has cut off is not made up for.",
-        apply=swapping("conveyor.usecases.run.reconcile:_repair", _stops_and_refs_only),
+        what="The sweeper does not repair a completion that a crash interrupted.",
+        apply=swapping("conveyor.usecases.run.reconcile:_repair", _repair_without_completion),
         world={**_LOST_ANSWERS, "think_s": 1.0, "max_inflight": 1, "safety_s": 300.0},
     ),
     Mutant(
         name="sweeper_sees_its_first_page",
         window=97,
         invariants=(20, 27),
-        what="The sweeper looks at the first few runs and never at the others.",
-        apply=swapping("conveyor.usecases.run.reconcile:sweep_runs", _first_page_only),
+        what="The sweeper reads the first page of runs and never the others.",
+        apply=swapping("conveyor.usecases.run.reconcile:sweep_runs", _sweep_first_page),
         engines=("aws",),
         world=_LOST_MESSAGES,
     ),

@@ -1,4 +1,4 @@
-"""Mutants of dispatch: runs that nobody finds, permits that nobody counts (SPEC.md 4.6;
+"""Mutants of dispatch: runs that no worker discovers, leases beyond the cap (SPEC.md 4.6;
 docs/architecture.md, Discovery)."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from conveyor.usecases.run.run_progress import WORKERS
 from tests.mutants.mutant import Mutant
 
 
-def _what_is_new_alone(_: Any) -> Any:
+def _scan_new_runs_only(_: Any) -> Any:
     async def mutated(self: Any, state: Any) -> NoReturn:
         since = 0.0
         while True:
@@ -32,7 +32,7 @@ def _what_is_new_alone(_: Any) -> Any:
     return mutated
 
 
-def _whatever_others_hold(take: Any) -> Any:
+def _ignore_other_leases(take: Any) -> Any:
     def mutated(
         self: Any, job_id: JobId, run_id: RunId, *, count_max: int, cap: int, ttl_s: float
     ) -> list[LeaseId]:
@@ -43,14 +43,14 @@ def _whatever_others_hold(take: Any) -> Any:
     return mutated
 
 
-def _as_if_none_were_held(_: Any) -> Any:
+def _report_all_free(_: Any) -> Any:
     def mutated(connection: Any, pool: str, cap: int, now: float) -> int:
         return cap
 
     return mutated
 
 
-def _over_any_slot(_: Any) -> Any:
+def _overwrite_slot(_: Any) -> Any:
     async def mutated(self: Any, slot: Any, run_id: str, ttl_s: float) -> bool:
         until = {"N": repr(self._clock.now() + ttl_s)}
         item = {"token": {"S": slot.token}, "run_id": {"S": run_id}, "expires_at": until}
@@ -59,7 +59,7 @@ def _over_any_slot(_: Any) -> Any:
     return mutated
 
 
-def _for_a_day(_: Any) -> Any:
+def _publish_for_a_day(_: Any) -> Any:
     async def mutated(env: Any, presence: Any) -> None:
         text = msgspec.json.encode(presence).decode()
         await env.coordinator.put_status(env.process_id, {WORKERS: text}, ttl_s=86_400.0)
@@ -67,14 +67,14 @@ def _for_a_day(_: Any) -> Any:
     return mutated
 
 
-def _never(_: Any) -> Any:
+def _do_not_withdraw(_: Any) -> Any:
     async def mutated(env: Any) -> None:
         await trio.lowlevel.checkpoint()
 
     return mutated
 
 
-def _by_the_first_reports(_: Any) -> Any:
+def _keep_first_reports(_: Any) -> Any:
     def mutated(self: Any, workers: frozenset[str]) -> None:
         if self._live is None:
             self._live = LiveWorkers(workers, math.inf)
@@ -83,21 +83,21 @@ def _by_the_first_reports(_: Any) -> Any:
     return mutated
 
 
-def _at_any_age(_: Any) -> Any:
+def _always_recent(_: Any) -> Any:
     def mutated(self: LiveWorkers, now: float) -> bool:
         return True
 
     return mutated
 
 
-def _rounded_down(_: Any) -> Any:
+def _round_down(_: Any) -> Any:
     def mutated(*, tasks: int, cap: int, slots: int) -> int:
         return min(tasks, cap) // max(1, slots // SLOTS_SHARE)
 
     return mutated
 
 
-def _until_it_ends(_: Any) -> Any:
+def _stay_quiet_until_end(_: Any) -> Any:
     async def mutated(self: Any, state: Any) -> float:
         if not state.permits.inflight_count:
             await state.permits.release_idle()
@@ -113,10 +113,10 @@ MUTANTS = (
         name="dead_workers_own_runs",
         window=51,
         invariants=(27, 20),
-        what="The report of a killed worker stays for a day, and nobody takes over its runs.",
+        what="The report of a killed worker stays for a day, so no worker takes over its runs.",
         apply=combined(
-            swapping("conveyor.usecases.run.run_progress:publish_presence", _for_a_day),
-            swapping("conveyor.usecases.run.run_progress:withdraw_presence", _never),
+            swapping("conveyor.usecases.run.run_progress:publish_presence", _publish_for_a_day),
+            swapping("conveyor.usecases.run.run_progress:withdraw_presence", _do_not_withdraw),
         ),
         world=_SEVERAL_WORKERS,
     ),
@@ -124,10 +124,10 @@ MUTANTS = (
         name="workers_are_read_once",
         window=51,
         invariants=(27, 20),
-        what="A worker keeps to the reports that it has read first, however old they are.",
+        what="A worker uses the first reports that it read, however old they are.",
         apply=combined(
-            swapping("actors.worker_roster:Roster.update", _by_the_first_reports),
-            swapping("conveyor.domain.ownership:LiveWorkers.is_recent", _at_any_age),
+            swapping("actors.worker_roster:Roster.update", _keep_first_reports),
+            swapping("conveyor.domain.ownership:LiveWorkers.is_recent", _always_recent),
         ),
         world=_SEVERAL_WORKERS,
     ),
@@ -135,24 +135,24 @@ MUTANTS = (
         name="short_runs_without_owner",
         window=38,
         invariants=(27, 20),
-        what="A run whose tasks fill no share of a worker's slots belongs to nobody.",
-        apply=swapping("conveyor.domain.ownership:owners_wanted", _rounded_down),
+        what="A run whose tasks need less than one share of a worker's slots has no owner.",
+        apply=swapping("conveyor.domain.ownership:owners_wanted", _round_down),
         world=_SEVERAL_WORKERS,
     ),
     Mutant(
         name="quiet_until_the_end",
         window=38,
         invariants=(27, 20),
-        what="A poller that has received every message never looks for one that returns.",
-        apply=swapping("actors.poller.poller:RunPoller._stay_quiet", _until_it_ends),
+        what="A poller that has received every message never receives a returned message.",
+        apply=swapping("actors.poller.poller:RunPoller._stay_quiet", _stay_quiet_until_end),
         world=_SEVERAL_WORKERS,
     ),
     Mutant(
         name="discovery_looks_back_never",
         window=33,
         invariants=(27,),
-        what="A run that the index shows late, or whose writer's clock is slow, is not found.",
-        apply=swapping("actors.queue_discovery:QueueDiscovery._scan_forever", _what_is_new_alone),
+        what="A run that is late in the index, or whose writer's clock is slow, is not discovered.",
+        apply=swapping("actors.queue_discovery:QueueDiscovery._scan_forever", _scan_new_runs_only),
         world={
             "workers_count": 1,
             "offset_s": 30.0,
@@ -164,14 +164,14 @@ MUTANTS = (
         name="leases_beyond_the_cap",
         window=43,
         invariants=(29,),
-        what="Leases are taken without a look at those that others hold.",
+        what="Leases are granted without counting those that others hold.",
         apply=combined(
             swapping(
                 "conveyor.engines.memory.coordinator:MemoryCoordinator._take",
-                _whatever_others_hold,
+                _ignore_other_leases,
             ),
-            swapping("conveyor.engines.sqlite.coordinator:_free_count", _as_if_none_were_held),
-            swapping("conveyor.engines.aws.coordinator:DynamoCoordinator._put", _over_any_slot),
+            swapping("conveyor.engines.sqlite.coordinator:_free_count", _report_all_free),
+            swapping("conveyor.engines.aws.coordinator:DynamoCoordinator._put", _overwrite_slot),
         ),
     ),
 )

@@ -1,4 +1,4 @@
-"""Mutants of the edges: whose connection, whose bill, which limit, and what a power cut leaves."""
+"""Mutants of connections, spend, host limits and syncs before a power cut."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ POWER_CUTS = Neighbours(power_cut_every_s=15.0)
 ORDERLY = Neighbours(is_orderly=True)
 
 
-def _for_everybody(request_for: Any) -> Any:
+def _clear_partition(request_for: Any) -> Any:
     def mutated(env: Context, job: Job, claimed: Claimed, *memory: PageMemory) -> ScrapeRequest:
         request: ScrapeRequest = request_for(env, job, claimed, *memory)
         return msgspec.structs.replace(request, partition="")
@@ -30,7 +30,7 @@ def _for_everybody(request_for: Any) -> Any:
     return mutated
 
 
-def _free_of_charge(judge_success: Any) -> Any:
+def _drop_cost(judge_success: Any) -> Any:
     def mutated(env: Context, ref: TaskRef, task: Task, scraped: Scraped, result: Result) -> Finish:
         free = msgspec.structs.replace(scraped, credits=0, cost_micros=0)
         finish: Finish = judge_success(env, ref, task, free, result)
@@ -39,7 +39,7 @@ def _free_of_charge(judge_success: Any) -> Any:
     return mutated
 
 
-def _as_wide_as_the_job(pool: Any) -> Any:
+def _use_cap_of_job(pool: Any) -> Any:
     def mutated(self: Any, host: str) -> HostPool:
         narrow: HostPool = pool(self, host)
         return msgspec.structs.replace(narrow, cap=self._job.max_inflight, spacing_s=0.0)
@@ -47,14 +47,14 @@ def _as_wide_as_the_job(pool: Any) -> Any:
     return mutated
 
 
-def _not_at_all(_: Any) -> Any:
+def _do_not_sync(_: Any) -> Any:
     def mutated(directory: str) -> None:
         return
 
     return mutated
 
 
-def _without_syncing_bytes(write: Any) -> Any:
+def _write_without_sync(write: Any) -> Any:
     def mutated(self: Any, prefix: str, bodies: Sequence[Any]) -> Any:
         system: Any = os
         synced, system.fdatasync = os.fdatasync, lambda _: None
@@ -66,7 +66,7 @@ def _without_syncing_bytes(write: Any) -> Any:
     return mutated
 
 
-def _only_closed(_: Any) -> Any:
+def _close_without_sync(_: Any) -> Any:
     def mutated(put: Any) -> None:
         os.close(put.descriptor)
         put.descriptor = None
@@ -79,32 +79,32 @@ MUTANTS = (
         name="connections_shared_by_callers",
         window=108,
         invariants=(55,),
-        what="A connection that served one caller serves another.",
-        apply=swapping("conveyor.usecases.run.tasks:request_for", _for_everybody),
+        what="A connection of one caller is reused for another caller.",
+        apply=swapping("conveyor.usecases.run.tasks:request_for", _clear_partition),
         world={"neighbours": Neighbours(hostile="late_answers"), "has_gateway": False},
     ),
     Mutant(
         name="page_not_in_spend",
         window=109,
         invariants=(52,),
-        what="A page that was paid for is neither in the spend nor in the history.",
-        apply=swapping("conveyor.usecases.run.tasks:judge_success", _free_of_charge),
+        what="A paid page is missing from the spend and the history.",
+        apply=swapping("conveyor.usecases.run.tasks:judge_success", _drop_cost),
         world={"is_spared": True, "neighbours": ORDERLY, "has_gateway": True},
     ),
     Mutant(
         name="host_limits_ignored",
         window=111,
         invariants=(29,),
-        what="A job goes to a host with all that it may have in flight.",
-        apply=swapping("actors.poller.host_limiter:HostLimiter._pool", _as_wide_as_the_job),
+        what="A job ignores its host limits and uses all its tasks in flight for one host.",
+        apply=swapping("actors.poller.host_limiter:HostLimiter._pool", _use_cap_of_job),
         world={"is_spared": True, "temper": "polite", "haste": 10.0},
     ),
     Mutant(
         name="pack_name_not_synced",
         window=113,
         invariants=(66,),
-        what="The name of a pack is not durable when its first body is.",
-        apply=swapping("conveyor.engines.sqlite.pack_files:sync_directory", _not_at_all),
+        what="The directory entry of a pack is not synced when its first body is.",
+        apply=swapping("conveyor.engines.sqlite.pack_files:sync_directory", _do_not_sync),
         engines=("embedded",),
         world={"neighbours": POWER_CUTS},
     ),
@@ -112,10 +112,8 @@ MUTANTS = (
         name="pack_bytes_not_synced",
         window=113,
         invariants=(66,),
-        what="A body in a pack is told to be stored before its bytes are durable.",
-        apply=swapping(
-            "conveyor.engines.sqlite.pack_files:PackFiles._write", _without_syncing_bytes
-        ),
+        what="A body in a pack counts as stored before its bytes are synced.",
+        apply=swapping("conveyor.engines.sqlite.pack_files:PackFiles._write", _write_without_sync),
         engines=("embedded",),
         world={"neighbours": POWER_CUTS},
     ),
@@ -123,8 +121,8 @@ MUTANTS = (
         name="body_bytes_not_synced",
         window=113,
         invariants=(66,),
-        what="A body of its own gets its name before its bytes are durable.",
-        apply=swapping("conveyor.engines.sqlite.blobs:_sync", _only_closed),
+        what="A body outside packs gets its name before its bytes are synced.",
+        apply=swapping("conveyor.engines.sqlite.blobs:_sync", _close_without_sync),
         engines=("embedded",),
         world={"neighbours": POWER_CUTS, "sync_tasks_max": 5, "at_once_max": 0},
     ),

@@ -1,4 +1,4 @@
-"""Mutants of ingest: rows overwritten, lost, renumbered, counted twice or not at all
+"""Mutants of ingest: rows that are overwritten, lost, renumbered or counted wrongly
 (SPEC.md 4.3)."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from conveyor.usecases.submit.upload import slot_key
 from tests.mutants.mutant import Mutant
 
 
-def _overwriting_in_memory(put_chunk: Any) -> Any:
+def _overwrite_in_memory(put_chunk: Any) -> Any:
     async def mutated(self: Any, chunk: Chunk) -> Any:
         self._tasks.update({(task.run_id, task.task_id): task for task in chunk.tasks})
         return await put_chunk(self, chunk)
@@ -39,7 +39,7 @@ def _overwriting_in_memory(put_chunk: Any) -> Any:
     return mutated
 
 
-def _overwriting_rows(put_chunk: Any) -> Any:
+def _overwrite_rows(put_chunk: Any) -> Any:
     def mutated(connection: Any, chunk: Chunk, now: float) -> Any:
         table = part("conveyor.engines.sqlite.store:_TASKS")
         insert: str = part("conveyor.engines.sqlite.sql:insert_sql")(table)
@@ -50,7 +50,7 @@ def _overwriting_rows(put_chunk: Any) -> Any:
     return mutated
 
 
-def _overwriting_items(_: Any) -> Any:
+def _overwrite_items(_: Any) -> Any:
     async def mutated(self: Any, items: Sequence[Any]) -> list[int]:
         puts = [{"PutRequest": {"Item": item}} for item in items]
         answer = await self.call("BatchWriteItem", {"RequestItems": {self.name: puts}})
@@ -60,14 +60,14 @@ def _overwriting_items(_: Any) -> Any:
     return mutated
 
 
-def _no_fence(_: Any) -> Any:
+def _remove_fence(_: Any) -> Any:
     def mutated(chunk: Chunk) -> Guard:
         return Guard()
 
     return property(mutated)
 
 
-def _total_of_this_list(seal: Any) -> Any:
+def _set_total(seal: Any) -> Any:
     def mutated(batch: Batch, run: Run, *, now: float) -> Change:
         sealed, counted, *event_writes = seal(batch, run, now=now).writes
         assert isinstance(counted, Update)
@@ -79,7 +79,7 @@ def _total_of_this_list(seal: Any) -> Any:
     return mutated
 
 
-def _from_the_slot(take: Any) -> Any:
+def _read_from_slot(take: Any) -> Any:
     async def mutated(
         env: Context, job: Job, run_id: RunId, input_id: str
     ) -> tuple[UploadedList, int]:
@@ -89,7 +89,7 @@ def _from_the_slot(take: Any) -> Any:
     return mutated
 
 
-def _without_bad_lines(chunk_of_specs: Any) -> Any:
+def _drop_invalid_lines(chunk_of_specs: Any) -> Any:
     def mutated(
         batch: Batch,
         run: Run,
@@ -108,7 +108,7 @@ def _without_bad_lines(chunk_of_specs: Any) -> Any:
     return mutated
 
 
-def _through_any_gate(chunk: Any) -> Any:
+def _pass_any_gate(chunk: Any) -> Any:
     def mutated(
         batch: Batch,
         run: Run,
@@ -124,7 +124,7 @@ def _through_any_gate(chunk: Any) -> Any:
     return mutated
 
 
-def _by_index_alone(task_ids: Any) -> Any:
+def _omit_batch(task_ids: Any) -> Any:
     def mutated(run_id: RunId, batch_id: BatchId, indexes: Iterable[int]) -> list[TaskId]:
         ids: list[TaskId] = task_ids(run_id, FIRST_BATCH, indexes)
         return ids
@@ -132,7 +132,7 @@ def _by_index_alone(task_ids: Any) -> Any:
     return mutated
 
 
-def _numbered_from_here(_: Any) -> Any:
+def _number_from_zero(_: Any) -> Any:
     async def mutated(
         env: Context, batch: Batch, run: Run, source: UploadedList
     ) -> AsyncGenerator[Chunk, None]:
@@ -157,14 +157,14 @@ def _numbered_from_here(_: Any) -> Any:
     return mutated
 
 
-def _nothing_stalls(_: Any) -> Any:
+def _find_no_stalled_batch(_: Any) -> Any:
     async def mutated(env: Context, *, idle_s: float) -> list[Batch]:
         return []
 
     return mutated
 
 
-def _list_alone_is_given_up(_: Any) -> Any:
+def _abandon_batch_only(_: Any) -> Any:
     async def mutated(env: Context, batch: Batch, detail: str) -> None:
         await env.commit(ingestion.abandon(batch, now=env.now()))
 
@@ -176,63 +176,63 @@ MUTANTS = (
         name="ingest_overwrites",
         window=14,
         invariants=(9, 14, 21),
-        what="A chunk that is put again replaces the rows that are there.",
+        what="A chunk that is written again replaces existing rows.",
         apply=combined(
-            swapping("conveyor.engines.memory.store:MemoryStore.put_chunk", _overwriting_in_memory),
-            swapping("conveyor.engines.sqlite.store:_put_chunk", _overwriting_rows),
-            swapping("conveyor.engines.aws.dynamodb.table:Table.insert", _overwriting_items),
+            swapping("conveyor.engines.memory.store:MemoryStore.put_chunk", _overwrite_in_memory),
+            swapping("conveyor.engines.sqlite.store:_put_chunk", _overwrite_rows),
+            swapping("conveyor.engines.aws.dynamodb.table:Table.insert", _overwrite_items),
         ),
     ),
     Mutant(
         name="ingest_unfenced",
         window=15,
         invariants=(11, 21, 22),
-        what="A step of an ingester passes whoever has the batch and wherever it stands.",
-        apply=swapping("conveyor.domain.changes:Chunk.fence", _no_fence),
+        what="A step of an ingest is not fenced by the batch's owner and checkpoint.",
+        apply=swapping("conveyor.domain.changes:Chunk.fence", _remove_fence),
     ),
     Mutant(
         name="total_set_not_added",
         window=17,
         invariants=(11, 22, 23),
-        what="Sealing a list sets the run's total to its own, whatever others have added.",
-        apply=swapping("conveyor.domain.run.ingestion:seal", _total_of_this_list),
+        what="Sealing a list sets the run's total to its own count and drops that of other lists.",
+        apply=swapping("conveyor.domain.run.ingestion:seal", _set_total),
     ),
     Mutant(
         name="upload_not_pinned",
         window=10,
         invariants=(10,),
-        what="A job reads the uploaded list where its caller may still replace it.",
-        apply=swapping("conveyor.usecases.submit.upload:take", _from_the_slot),
+        what="A job reads the uploaded list from the slot, where its caller may still replace it.",
+        apply=swapping("conveyor.usecases.submit.upload:take", _read_from_slot),
         world={"temper": "uploading", "sync_tasks_max": 5, "rates": {"list_overwritten": 1.0}},
     ),
     Mutant(
         name="bad_lines_vanish",
         window=13,
         invariants=(2, 12),
-        what="A line that is no valid task is left out.",
-        apply=swapping("conveyor.domain.run.ingestion:chunk_of_specs", _without_bad_lines),
+        what="An invalid line is left out instead of becoming a failed task.",
+        apply=swapping("conveyor.domain.run.ingestion:chunk_of_specs", _drop_invalid_lines),
         world={"at_once_max": 0, "haste": 10.0},
     ),
     Mutant(
         name="ingest_through_shut_gates",
         window=24,
         invariants=(24,),
-        what="Chunks go on into a run that has been stopped.",
-        apply=swapping("conveyor.domain.run.ingestion:_chunk", _through_any_gate),
+        what="Chunks are still written to a run that has been stopped.",
+        apply=swapping("conveyor.domain.run.ingestion:_chunk", _pass_any_gate),
     ),
     Mutant(
         name="ids_without_batch",
         window=26,
         invariants=(2, 8),
         what="Lines of two lists at the same index have the same id.",
-        apply=swapping("conveyor.domain.submit.admission:task_ids", _by_index_alone),
+        apply=swapping("conveyor.domain.submit.admission:task_ids", _omit_batch),
     ),
     Mutant(
         name="resumed_list_renumbered",
         window=19,
         invariants=(2, 8),
-        what="Whoever goes on with a list numbers its lines from where they began.",
-        apply=swapping("conveyor.usecases.run.ingest:_chunks_of_upload", _numbered_from_here),
+        what="An ingester that resumes a list numbers its lines from 0 again.",
+        apply=swapping("conveyor.usecases.run.ingest:_chunks_of_upload", _number_from_zero),
         world={
             "temper": "uploading",
             "sync_tasks_max": 5,
@@ -244,15 +244,15 @@ MUTANTS = (
         name="stalled_lists_stay",
         window=8,
         invariants=(13,),
-        what="Nobody takes up a list whose ingester was lost.",
-        apply=swapping("conveyor.usecases.run.reconcile:stalled_batches", _nothing_stalls),
+        what="No worker resumes a list whose ingester was lost.",
+        apply=swapping("conveyor.usecases.run.reconcile:stalled_batches", _find_no_stalled_batch),
     ),
     Mutant(
         name="failed_ingest_leaves_run",
         window=21,
         invariants=(13, 27),
-        what="A list that cannot be taken is given up, and its run waits for it.",
-        apply=swapping("conveyor.usecases.run.ingest:fail_batch", _list_alone_is_given_up),
+        what="A list that cannot be ingested is abandoned, and its run waits for it.",
+        apply=swapping("conveyor.usecases.run.ingest:fail_batch", _abandon_batch_only),
         world={"temper": "uploading", "sync_tasks_max": 5, "limits": SHORT_LISTS},
     ),
 )

@@ -1,4 +1,4 @@
-"""Mutants of what stands against neighbours: breakers, plans, poison, quotas, shares, clocks."""
+"""Mutants of the protection against others: breakers, quotas, slots, clocks, expiry."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from conveyor.usecases.quota import Use
 from tests.mutants.mutant import Mutant
 
 
-def _never_open(_: Any) -> Any:
+def _keep_closed(_: Any) -> Any:
     def mutated(
         health: GatewayHealth, probe: int | None, now: float, random: Random
     ) -> GatewayHealth:
@@ -26,7 +26,7 @@ def _never_open(_: Any) -> Any:
     return mutated
 
 
-def _always_at_fault(note_failure: Any) -> Any:
+def _count_every_failure(note_failure: Any) -> Any:
     def mutated(
         self: GatewayHealth,
         target: str,
@@ -45,28 +45,28 @@ def _always_at_fault(note_failure: Any) -> Any:
     return mutated
 
 
-def _room_for_all(_: Any) -> Any:
+def _ignore_limit(_: Any) -> Any:
     def mutated(self: Any, inflight: int, *, now: float) -> int:
         return 100
 
     return mutated
 
 
-def _no_room_to_hold(_: Any) -> Any:
+def _refuse_to_hold(_: Any) -> Any:
     def mutated(self: Any, size_bytes: int) -> bool:
         return False
 
     return mutated
 
 
-def _not_noted(_: Any) -> Any:
+def _note_nothing(_: Any) -> Any:
     def mutated(self: Any, error: BaseException, probe: int | None = None) -> None:
         return
 
     return mutated
 
 
-def _unguarded(_: Any) -> Any:
+def _call_directly(_: Any) -> Any:
     async def mutated(
         handle: Callable[[], Awaitable[Any]],
         what: str,
@@ -81,21 +81,21 @@ def _unguarded(_: Any) -> Any:
     return mutated
 
 
-def _none_exceeded(_: Any) -> Any:
+def _find_none_exceeded(_: Any) -> Any:
     def mutated(self: Any, use: Use, quotas: Sequence[Quota]) -> QuotaExceeded | None:
         return None
 
     return mutated
 
 
-def _none_abandoned(_: Any) -> Any:
+def _count_none_abandoned(_: Any) -> Any:
     async def mutated(env: Context, run_id: RunId) -> int:
         return 0
 
     return mutated
 
 
-def _all_that_is_free(_: Any) -> Any:
+def _give_all_free_slots(_: Any) -> Any:
     def mutated(self: Any, caller: CallerId) -> int:
         free: int = self._free
         return free
@@ -103,68 +103,68 @@ def _all_that_is_free(_: Any) -> Any:
     return mutated
 
 
-def _nothing_preempted(_: Any) -> Any:
+def _preempt_nothing(_: Any) -> Any:
     def mutated(self: Any) -> None:
         return
 
     return mutated
 
 
-def _every_deadline_is_real(_: Any) -> Any:
+def _accept_every_deadline(_: Any) -> Any:
     def mutated(until: float, *, now: float, ttl_s: float) -> bool:
         return False
 
     return mutated
 
 
-def _never_over(_: Any) -> Any:
+def _never_expired(_: Any) -> Any:
     def mutated(self: Any, task: Task) -> bool:
         return False
 
     return mutated
 
 
-def _nothing_swept(_: Any) -> Any:
+def _sweep_nothing(_: Any) -> Any:
     async def mutated(env: Context) -> int:
         return 0
 
     return mutated
 
 
-# In worlds that are spared clients get far: a short time shows enough.
-_SPARED: dict[str, Any] = {"is_spared": True, "safety_s": 40.0, "clients_count": 2}
-_BOUGHT: dict[str, Any] = {**_SPARED, "has_gateway": True}
-_AWAY = Neighbours(gateway_outage_every_s=20.0, is_orderly=True)
-_OUTLIVED: dict[str, Any] = {**_SPARED, "outlives_results": True, "haste": 10.0}
+# Without faults of our processes clients make fast progress, so a short time is enough.
+_NO_FAULTS: dict[str, Any] = {"is_spared": True, "safety_s": 40.0, "clients_count": 2}
+_WITH_GATEWAY: dict[str, Any] = {**_NO_FAULTS, "has_gateway": True}
+_GATEWAY_OUTAGES = Neighbours(gateway_outage_every_s=20.0, is_orderly=True)
+_EXPIRING_RESULTS: dict[str, Any] = {**_NO_FAULTS, "outlives_results": True, "haste": 10.0}
 
 MUTANTS = (
     Mutant(
         name="gateway_circuit_never_opens",
         window=114,
         invariants=(60,),
-        what="A gateway that is away is called as if it were there.",
-        apply=swapping("conveyor.domain.backpressure.gateway_health:_open", _never_open),
-        world={**_BOUGHT, "neighbours": _AWAY, "haste": 10.0, "think_s": 0.1},
+        what="A worker keeps calling a gateway that is unavailable.",
+        apply=swapping("conveyor.domain.backpressure.gateway_health:_open", _keep_closed),
+        world={**_WITH_GATEWAY, "neighbours": _GATEWAY_OUTAGES, "haste": 10.0, "think_s": 0.1},
     ),
     Mutant(
         name="outage_counts_attempts",
         window=115,
         invariants=(60,),
-        what="A call that fails while the gateway is away is an attempt of its task.",
+        what="A call that fails during an outage of the gateway counts as an attempt of its task.",
         apply=swapping(
             "conveyor.domain.backpressure.gateway_health:GatewayHealth.note_failure",
-            _always_at_fault,
+            _count_every_failure,
         ),
-        world={**_BOUGHT, "neighbours": _AWAY, "haste": 10.0},
+        world={**_WITH_GATEWAY, "neighbours": _GATEWAY_OUTAGES, "haste": 10.0},
     ),
     Mutant(
         name="plan_ignored",
         window=116,
         invariants=(59,),
-        what="Calls begin whatever limit the gateway states.",
-        apply=swapping("conveyor.domain.backpressure.call_window:CallWindow.room", _room_for_all),
+        what="Calls begin beyond the limit that the gateway reports.",
+        apply=swapping("conveyor.domain.backpressure.call_window:CallWindow.room", _ignore_limit),
         world={
-            **_BOUGHT,
+            **_WITH_GATEWAY,
             "neighbours": Neighbours(gateway_plan=1, is_orderly=True),
             "haste": 10.0,
             "workers_count": 1,
@@ -176,11 +176,11 @@ MUTANTS = (
         invariants=(51,),
         what="A page that cannot be stored is thrown away and fetched again.",
         apply=combined(
-            swapping("actors.limiters.storage_breaker:StorageBreaker.hold", _no_room_to_hold),
-            swapping("actors.limiters.storage_breaker:StorageBreaker.note_failure", _not_noted),
+            swapping("actors.limiters.storage_breaker:StorageBreaker.hold", _refuse_to_hold),
+            swapping("actors.limiters.storage_breaker:StorageBreaker.note_failure", _note_nothing),
         ),
         world={
-            **_SPARED,
+            **_NO_FAULTS,
             "neighbours": Neighbours(storage_outage_every_s=10.0, is_orderly=True),
             "haste": 10.0,
         },
@@ -189,16 +189,16 @@ MUTANTS = (
         name="poison_not_isolated",
         window=118,
         invariants=(53,),
-        what="A task that crashes its handler crashes whatever runs beside it.",
-        apply=swapping("actors.task_runner:isolate", _unguarded),
-        world={**_SPARED, "neighbours": Neighbours(poisons=("task",), is_orderly=True)},
+        what="A task that crashes its handler also crashes the other tasks of the worker.",
+        apply=swapping("actors.task_runner:isolate", _call_directly),
+        world={**_NO_FAULTS, "neighbours": Neighbours(poisons=("task",), is_orderly=True)},
     ),
     Mutant(
         name="quotas_not_judged",
         window=119,
         invariants=(57,),
-        what="A caller that has as much as it may gets more.",
-        apply=swapping("conveyor.usecases.quota:StorageQuotas._find_exceeded", _none_exceeded),
+        what="A caller that has used up a quota is still served.",
+        apply=swapping("conveyor.usecases.quota:StorageQuotas._find_exceeded", _find_none_exceeded),
         world={
             "is_spared": True,
             "neighbours": Neighbours(hostile="over_quotas", quotas=TIGHT, is_orderly=True),
@@ -209,10 +209,10 @@ MUTANTS = (
         name="abandoned_calls_not_told",
         window=120,
         invariants=(58,),
-        what="The receipt of a stop leaves out the calls that the gateway goes on with.",
-        apply=swapping("conveyor.usecases.run.run_progress:count_abandoned", _none_abandoned),
+        what="The response to a stop omits the calls that the gateway still completes.",
+        apply=swapping("conveyor.usecases.run.run_progress:count_abandoned", _count_none_abandoned),
         world={
-            **_BOUGHT,
+            **_WITH_GATEWAY,
             "neighbours": Neighbours(is_orderly=True),
             "temper": "restless",
             "think_s": 5.0,
@@ -222,15 +222,15 @@ MUTANTS = (
         name="slots_without_shares",
         window=121,
         invariants=(56,),
-        what="One caller may have every slot, for as long as its pages take.",
+        what="One caller may use every slot for as long as its pages take.",
         apply=combined(
-            swapping("actors.limiters.fair_limiter:FairLimiter.room_for", _all_that_is_free),
+            swapping("actors.limiters.fair_limiter:FairLimiter.room_for", _give_all_free_slots),
             swapping(
-                "actors.limiters.fair_limiter:FairLimiter._preempt_for_waiters", _nothing_preempted
+                "actors.limiters.fair_limiter:FairLimiter._preempt_for_waiters", _preempt_nothing
             ),
         ),
         world={
-            **_SPARED,
+            **_NO_FAULTS,
             "has_gateway": False,
             "neighbours": Neighbours(hostile="tar_pits", is_orderly=True),
             "concurrency": SLOTS,
@@ -241,8 +241,8 @@ MUTANTS = (
         name="deadlines_of_a_wrong_clock_hold",
         window=122,
         invariants=(61,),
-        what="A claim that was made while the clock was a day ahead holds for a day.",
-        apply=swapping("conveyor.domain.timing:is_unreal", _every_deadline_is_real),
+        what="A claim made while the clock was a day ahead lasts for a day.",
+        apply=swapping("conveyor.domain.timing:is_unreal", _accept_every_deadline),
         world={
             "neighbours": Neighbours(clock_leap_s=DAY_S),
             "safety_s": 100.0,
@@ -254,19 +254,19 @@ MUTANTS = (
         name="expired_results_served",
         window=123,
         invariants=(64,),
-        what="A result is served as long as its body is there.",
+        what="A result is served after its expiry while its body still exists.",
         apply=combined(
-            swapping("conveyor.usecases.run.results:ResultExpiry.is_over", _never_over),
-            swapping("conveyor.usecases.run.reconcile:sweep_expired", _nothing_swept),
+            swapping("conveyor.usecases.run.results:ResultExpiry.is_over", _never_expired),
+            swapping("conveyor.usecases.run.reconcile:sweep_expired", _sweep_nothing),
         ),
-        world=_OUTLIVED,
+        world=_EXPIRING_RESULTS,
     ),
     Mutant(
         name="expired_bodies_stay",
         window=123,
         invariants=(64,),
-        what="The bodies of expired results are removed by nobody.",
-        apply=swapping("conveyor.usecases.run.reconcile:sweep_expired", _nothing_swept),
-        world=_OUTLIVED,
+        what="The bodies of expired results are never removed.",
+        apply=swapping("conveyor.usecases.run.reconcile:sweep_expired", _sweep_nothing),
+        world=_EXPIRING_RESULTS,
     ),
 )

@@ -1,4 +1,4 @@
-"""Mutants of packs on S3: parts at a wrong place, packs that are not stored or not of one run
+"""Mutants of packs on S3: wrong offsets, packs that are not stored, packs of several runs
 (docs/storage.md, S3 objects)."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PACKS = "conveyor.engines.aws.packs"
 _AWS = ("aws",)
 
 
-def _one_byte_early(append: Any) -> Any:
+def _offset_one_byte_early(append: Any) -> Any:
     def mutated(self: Any, body: bytes) -> Part:
         part: Part = append(self, body)
         return msgspec.structs.replace(part, offset=max(part.offset - 1, 0))
@@ -29,7 +29,7 @@ def _one_byte_early(append: Any) -> Any:
     return mutated
 
 
-def _first_caller_waits_for_all(add: Any) -> Any:
+def _wait_for_first_only(add: Any) -> Any:
     async def mutated(self: Any, prefix: str, body: bytes) -> Stored:
         pack = self._open.get(prefix)
         if pack is None or not pack.has_room(len(body)):
@@ -42,7 +42,7 @@ def _first_caller_waits_for_all(add: Any) -> Any:
     return mutated
 
 
-def _in_any_open_pack(add: Any) -> Any:
+def _use_any_open_pack(add: Any) -> Any:
     async def mutated(self: Any, prefix: str, body: bytes) -> Stored:
         stored: Stored = await add(self, next(iter(self._open), prefix), body)
         return stored
@@ -50,7 +50,7 @@ def _in_any_open_pack(add: Any) -> Any:
     return mutated
 
 
-def _failures_forgotten(send: Any) -> Any:
+def _forget_failures(send: Any) -> Any:
     async def mutated(self: Any, pack: Any) -> None:
         with suppress(Unavailable):
             await send(self, pack)
@@ -58,7 +58,7 @@ def _failures_forgotten(send: Any) -> Any:
     return mutated
 
 
-def _always_of_one_name(pack_for: Any) -> Any:
+def _reuse_one_name(pack_for: Any) -> Any:
     def mutated(self: Any, prefix: str, size_bytes: int) -> Any:
         pack = pack_for(self, prefix, size_bytes)
         pack.name = "0" * 16
@@ -72,8 +72,8 @@ MUTANTS = (
         name="pack_part_at_wrong_offset",
         window=54,
         invariants=(18, 55),
-        what="The key of a part names a place one byte before its body.",
-        apply=swapping(f"{_PACKS}:_Pack.append", _one_byte_early),
+        what="The key of a part has an offset one byte before its body.",
+        apply=swapping(f"{_PACKS}:_Pack.append", _offset_one_byte_early),
         engines=_AWS,
     ),
     Mutant(
@@ -81,15 +81,15 @@ MUTANTS = (
         window=53,
         invariants=(18,),
         what="Only the first body of a pack waits until the pack is stored.",
-        apply=swapping(f"{_PACKS}:Packs.add", _first_caller_waits_for_all),
+        apply=swapping(f"{_PACKS}:Packs.add", _wait_for_first_only),
         engines=_AWS,
     ),
     Mutant(
         name="pack_of_several_runs",
         window=78,
         invariants=(18, 33),
-        what="A body goes into the pack that is open, whichever run that belongs to.",
-        apply=swapping(f"{_PACKS}:Packs.add", _in_any_open_pack),
+        what="A body is appended to any open pack, even one of another run.",
+        apply=swapping(f"{_PACKS}:Packs.add", _use_any_open_pack),
         engines=_AWS,
     ),
     Mutant(
@@ -97,7 +97,7 @@ MUTANTS = (
         window=53,
         invariants=(18,),
         what="A pack that S3 did not accept counts as stored.",
-        apply=swapping(f"{_PACKS}:Packs._send", _failures_forgotten),
+        apply=swapping(f"{_PACKS}:Packs._send", _forget_failures),
         engines=_AWS,
         world={"pessimism": FaultRates(s3=S3Faults(slow_down_rate=0.6))},
     ),
@@ -106,7 +106,7 @@ MUTANTS = (
         window=54,
         invariants=(18, 55),
         what="All packs of a run have one name, so a later one replaces an earlier one.",
-        apply=swapping(f"{_PACKS}:Packs._pack_for", _always_of_one_name),
+        apply=swapping(f"{_PACKS}:Packs._pack_for", _reuse_one_name),
         engines=_AWS,
     ),
 )

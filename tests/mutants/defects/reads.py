@@ -1,4 +1,4 @@
-"""Mutants of reads: pages, cursors, exports, and whose they are (SPEC.md 4.19;
+"""Mutants of reads: pages, cursors, exports and ownership (SPEC.md 4.19;
 docs/api.md, Results)."""
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from conveyor.usecases.run.results import EVERY_TASK, ResultPage, TaskFilter
 from tests.mutants.mutant import Mutant
 
 
-def _cursor_for_anything(make_cursor: Any) -> Any:
+def _make_cursor_without_scope(make_cursor: Any) -> Any:
     def mutated(position: str, *, scope: str, sign: Sign) -> str:
         return str(make_cursor(position, scope="", sign=sign))
 
     return mutated
 
 
-def _cursor_of_anything(read_cursor: Any) -> Any:
+def _read_cursor_without_scope(read_cursor: Any) -> Any:
     def mutated(cursor: str, *, scope: str, sign: Sign) -> str:
         return str(read_cursor(cursor, scope="", sign=sign))
 
     return mutated
 
 
-def _one_too_far(page: Any) -> Any:
+def _skip_one_row(page: Any) -> Any:
     async def mutated(
         env: Context,
         job: Job,
@@ -61,7 +61,7 @@ def _one_too_far(page: Any) -> Any:
     return mutated
 
 
-def _whose_ever(_: Any) -> Any:
+def _load_any_job(_: Any) -> Any:
     async def mutated(env: Context, caller: CallerId, job_id: str) -> Job:
         job = await env.store.read(JobKey(JobId(job_id)))
         if job is None or job.status not in JOB_VISIBLE:
@@ -71,14 +71,14 @@ def _whose_ever(_: Any) -> Any:
     return mutated
 
 
-def _one_place_for_all(_: Any) -> Any:
+def _omit_epoch(_: Any) -> Any:
     def mutated(export: Export) -> str:
         return f"jobs/{export.job_id}/exports/{export.run_id}/{export.export_id}"
 
     return mutated
 
 
-def _by_anybody(step: Any) -> Any:
+def _remove_fence(step: Any) -> Any:
     def mutated(
         export: Export, event: str, values: dict[str, Any], deltas: dict[str, int] | None = None
     ) -> Change:
@@ -95,31 +95,31 @@ MUTANTS = (
         name="cursor_for_anything",
         window=90,
         invariants=(38,),
-        what="A cursor is good for any list.",
+        what="A cursor is accepted for any list.",
         apply=combined(
-            swapping("conveyor.domain.queries:make_cursor", _cursor_for_anything),
-            swapping("conveyor.domain.queries:read_cursor", _cursor_of_anything),
+            swapping("conveyor.domain.queries:make_cursor", _make_cursor_without_scope),
+            swapping("conveyor.domain.queries:read_cursor", _read_cursor_without_scope),
         ),
     ),
     Mutant(
         name="page_ends_one_too_far",
         window=89,
         invariants=(37,),
-        what="The cursor of a page points behind the first row that it did not show.",
-        apply=swapping("conveyor.usecases.run.results:page", _one_too_far),
+        what="The cursor of a page skips the first row after the page.",
+        apply=swapping("conveyor.usecases.run.results:page", _skip_one_row),
     ),
     Mutant(
         name="foreign_jobs_shown",
         window=84,
         invariants=(44,),
-        what="Who knows the id of a job can read its results.",
-        apply=swapping("conveyor.api.results:load_owned_job", _whose_ever),
+        what="Any caller who knows the id of a job can read its results.",
+        apply=swapping("conveyor.api.results:load_owned_job", _load_any_job),
     ),
     Mutant(
         name="live_run_exported",
         window=95,
         invariants=(40,),
-        what="A run can be exported while its tasks are under way.",
+        what="A run can be exported while its tasks are in progress.",
         apply=combined(
             setting("conveyor.usecases.export:RUN_LIVE", frozenset[RunStatus]()),
             setting("conveyor.domain.export.progress:RUN_ENDED", RUN_VISIBLE),
@@ -129,8 +129,8 @@ MUTANTS = (
         name="exports_share_a_place",
         window=94,
         invariants=(40,),
-        what="Who is too late with an export removes the file of who was first.",
-        apply=swapping("conveyor.usecases.export:_own_prefix", _one_place_for_all),
+        what="A worker that loses an export to another removes the other's file.",
+        apply=swapping("conveyor.usecases.export:_own_prefix", _omit_epoch),
         world={
             "temper": "collecting",
             "haste": 10.0,
@@ -143,8 +143,8 @@ MUTANTS = (
         name="export_unfenced",
         window=94,
         invariants=(40,),
-        what="Who has lost an export to another goes on with it.",
-        apply=swapping("conveyor.domain.export.progress:_step", _by_anybody),
+        what="A worker that has lost an export to another continues it.",
+        apply=swapping("conveyor.domain.export.progress:_step", _remove_fence),
         world={"temper": "collecting", "haste": 10.0, "workers_count": 3, "is_spared": True},
     ),
 )

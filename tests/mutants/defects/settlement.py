@@ -1,4 +1,4 @@
-"""Mutants of claims, work and settling: whose, how often, and in which order (SPEC.md 4.4)."""
+"""Mutants of claims, fetches and settles: owner, count and order (SPEC.md 4.4)."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from tests.mutants.mutant import Mutant
 _ANY_COUNTER_STATE = Guard(status_in=frozenset(CounterState))
 
 
-def _anybodys(mine: Any) -> Any:
+def _ignore_claim(mine: Any) -> Any:
     def mutated(task: Task, event: str) -> Guard:
         return Guard(status_in=mine(task, event).status_in)
 
     return mutated
 
 
-def _in_any_state(_: Any) -> Any:
+def _ignore_status(_: Any) -> Any:
     def mutated(task: Task, event: str) -> Guard:
         return Guard()
 
     return mutated
 
 
-def _though_it_is_held(taken: Any) -> Any:
+def _claim_held_task(taken: Any) -> Any:
     def mutated(ref: TaskRef, sources: frozenset[TaskStatus], attempts: int, now: float) -> Update:
         update: Update = taken(ref, sources, attempts, now)
         guard = msgspec.structs.replace(update.guard, lapsed=None)
@@ -48,7 +48,7 @@ def _though_it_is_held(taken: Any) -> Any:
     return mutated
 
 
-def _not_counting(settle: Any) -> Any:
+def _omit_attempt(settle: Any) -> Any:
     def mutated(
         ref: TaskRef,
         task: Task,
@@ -64,14 +64,14 @@ def _not_counting(settle: Any) -> Any:
     return mutated
 
 
-def _never_exhausted(_: Any) -> Any:
+def _never_give_up(_: Any) -> Any:
     def mutated(task: Task) -> Problem | None:
         return None
 
     return mutated
 
 
-def _acked_first(commit: Any) -> Any:
+def _ack_before_commit(commit: Any) -> Any:
     async def mutated(self: Any, group: Sequence[Any]) -> Any:
         messages = [settle.message for settle in group if settle.message is not None]
         if messages:
@@ -81,7 +81,7 @@ def _acked_first(commit: Any) -> Any:
     return mutated
 
 
-def _unknown_is_done(_: Any) -> Any:
+def _assume_settled(_: Any) -> Any:
     async def mutated(self: Any, group: Sequence[Any]) -> Any:
         try:
             verdicts = await self.env.store.commit([settle.change for settle in group])
@@ -95,7 +95,7 @@ def _unknown_is_done(_: Any) -> Any:
     return mutated
 
 
-def _as_a_new_message(_: Any) -> Any:
+def _send_new_message(_: Any) -> Any:
     async def mutated(self: Any, work: Any, delay_s: float) -> float:
         await self.env.queue.ack((work.message,))
         await self.env.queue.send((work.message.ref,))
@@ -104,7 +104,7 @@ def _as_a_new_message(_: Any) -> Any:
     return mutated
 
 
-def _named_by_task_alone(_: Any) -> Any:
+def _omit_claim_from_key(_: Any) -> Any:
     async def mutated(env: Context, ref: TaskRef, claimed: Claimed, scraped: Scraped) -> Result:
         key = f"jobs/{ref.job_id}/runs/{ref.run_id}/{ref.task_id}"
         stored = await env.blobs.put(key, (scraped.body,))
@@ -115,7 +115,7 @@ def _named_by_task_alone(_: Any) -> Any:
     return mutated
 
 
-def _hoping_it_is_stored(store_body: Any) -> Any:
+def _assume_stored(store_body: Any) -> Any:
     async def mutated(env: Context, ref: TaskRef, claimed: Claimed, scraped: Scraped) -> Result:
         try:
             result: Result = await store_body(env, ref, claimed, scraped)
@@ -129,28 +129,28 @@ def _hoping_it_is_stored(store_body: Any) -> Any:
     return mutated
 
 
-def _nothing_else(_: Any) -> Any:
+def _renew_lease_only(_: Any) -> Any:
     async def mutated(self: Any, held: Sequence[Any]) -> frozenset[str]:
         return frozenset()
 
     return mutated
 
 
-def _as_if_unwritten(_: Any) -> Any:
+def _ignore_first_write(_: Any) -> Any:
     def mutated(event: TaskEvent, claim: int) -> frozenset[TaskStatus]:
         return lifecycle.sources(lifecycle.TASK, event)
 
     return mutated
 
 
-def _leaving_claim_0(_: Any) -> Any:
+def _keep_claim_0(_: Any) -> Any:
     def mutated(task: Task) -> dict[str, int]:
         return {}
 
     return mutated
 
 
-def _unguarded(extend_claim: Any) -> Any:
+def _remove_guard(extend_claim: Any) -> Any:
     def mutated(ref: TaskRef, task: Task, *, now: float) -> Change:
         (update,) = extend_claim(ref, task, now=now).writes
         return Change((msgspec.structs.replace(update, guard=Guard()),))
@@ -158,7 +158,7 @@ def _unguarded(extend_claim: Any) -> Any:
     return mutated
 
 
-def _always_the_first(take: Any) -> Any:
+def _treat_as_first_delivery(take: Any) -> Any:
     async def mutated(env: Context, messages: Sequence[Message]) -> list[Claim]:
         first = [msgspec.structs.replace(message, receives=1) for message in messages]
         claims: list[Claim] = await take(env, first)
@@ -172,16 +172,16 @@ MUTANTS = (
         name="settle_under_any_claim",
         window=57,
         invariants=(15, 16),
-        what="A worker that has lost its claim settles the task of whoever has it now.",
-        apply=swapping("conveyor.domain.run.settlement:_mine", _anybodys),
+        what="A worker that has lost its claim settles the task of the current claimant.",
+        apply=swapping("conveyor.domain.run.settlement:_mine", _ignore_claim),
         world={"workers_count": 2, "limits": SHORT_LIVES, "rates": {"call_slow": 0.1}},
     ),
     Mutant(
         name="settle_in_any_state",
         window=55,
         invariants=(14, 21, 22),
-        what="A settle that is made again counts again.",
-        apply=swapping("conveyor.domain.run.settlement:_mine", _in_any_state),
+        what="A repeated settle is counted again.",
+        apply=swapping("conveyor.domain.run.settlement:_mine", _ignore_status),
     ),
     Mutant(
         name="settle_through_shut_gates",
@@ -194,73 +194,73 @@ MUTANTS = (
         name="held_task_claimed",
         window=51,
         invariants=(17,),
-        what="A task is claimed though somebody has a live claim on it.",
-        apply=swapping("conveyor.domain.run.settlement:_claim_update", _though_it_is_held),
+        what="A task is claimed although another worker has a live claim on it.",
+        apply=swapping("conveyor.domain.run.settlement:_claim_update", _claim_held_task),
     ),
     Mutant(
         name="tries_not_counted",
         window=59,
         invariants=(16,),
-        what="A task that fails is tried for ever.",
-        apply=swapping("conveyor.domain.run.settlement:_settle", _not_counting),
+        what="A failing task is attempted for ever.",
+        apply=swapping("conveyor.domain.run.settlement:_settle", _omit_attempt),
     ),
     Mutant(
         name="lost_workers_not_counted",
         window=59,
         invariants=(16,),
-        what="A task that kills its workers is tried for ever.",
-        apply=swapping("conveyor.domain.run.settlement:lost_workers_problem", _never_exhausted),
+        what="A task that kills its workers is attempted for ever.",
+        apply=swapping("conveyor.domain.run.settlement:lost_workers_problem", _never_give_up),
         world={"haste": 10.0},
     ),
     Mutant(
         name="ack_before_settle",
         window=61,
         invariants=(19,),
-        what="A message is acked, then its task is settled.",
-        apply=swapping("actors.shard_writer:ShardWriter._commit", _acked_first),
+        what="A message is acknowledged before its task is settled.",
+        apply=swapping("actors.shard_writer:ShardWriter._commit", _ack_before_commit),
     ),
     Mutant(
         name="unknown_settle_is_done",
         window=62,
         invariants=(19,),
         what="A settle without an answer counts as done.",
-        apply=swapping("actors.shard_writer:ShardWriter._commit", _unknown_is_done),
+        apply=swapping("actors.shard_writer:ShardWriter._commit", _assume_settled),
     ),
     Mutant(
         name="retry_by_another_message",
         window=58,
         invariants=(19,),
-        what="For another try the message is acked and a new one sent.",
-        apply=swapping("actors.task_runner:TaskRunner._put_back", _as_a_new_message),
+        what="For a retry the message is acknowledged and a new one sent.",
+        apply=swapping("actors.task_runner:TaskRunner._put_back", _send_new_message),
     ),
     Mutant(
         name="body_named_by_task",
         window=54,
         invariants=(18,),
-        what="A worker that has lost its claim writes over the winner's body.",
-        apply=swapping("conveyor.usecases.run.tasks:store_body", _named_by_task_alone),
+        what="A worker that has lost its claim overwrites the body of the current claimant.",
+        apply=swapping("conveyor.usecases.run.tasks:store_body", _omit_claim_from_key),
     ),
     Mutant(
         name="lost_body_taken_for_stored",
         window=53,
         invariants=(18,),
-        what="A body whose storing was not answered counts as stored.",
-        apply=swapping("conveyor.usecases.run.tasks:store_body", _hoping_it_is_stored),
+        what="A body counts as stored although its write was not answered.",
+        apply=swapping("conveyor.usecases.run.tasks:store_body", _assume_stored),
     ),
     Mutant(
         name="beat_renews_lease_only",
         window=49,
         invariants=(17,),
-        what="Work that takes long loses its message and its claim, and goes on.",
-        apply=swapping("actors.lease_heartbeater:LeaseHeartbeater._renew_rest", _nothing_else),
+        what="A slow fetch loses its message and its claim, and continues.",
+        apply=swapping("actors.lease_heartbeater:LeaseHeartbeater._renew_rest", _renew_lease_only),
         world={"is_spared": True, "limits": SHORT_LIVES, "rates": {"site_dripped": 0.2}},
     ),
     Mutant(
         name="released_claim_settles",
         window=57,
         invariants=(14, 15),
-        what="A worker that released its claim settles the task, as if it had the first delivery.",
-        apply=swapping("conveyor.domain.lifecycle:sources_under_claim", _as_if_unwritten),
+        what="A worker that released its claim settles the task as a first delivery.",
+        apply=swapping("conveyor.domain.lifecycle:sources_under_claim", _ignore_first_write),
         world={"workers_count": 2, "limits": SHORT_LIVES, "rates": {"call_slow": 0.1}},
     ),
     Mutant(
@@ -268,14 +268,14 @@ MUTANTS = (
         window=57,
         invariants=(15,),
         what="The settle of a first delivery does not refuse another first delivery.",
-        apply=swapping("conveyor.domain.run.settlement:_first_write", _leaving_claim_0),
+        apply=swapping("conveyor.domain.run.settlement:_first_write", _keep_claim_0),
     ),
     Mutant(
         name="heartbeat_without_guard",
         window=49,
         invariants=(14, 17),
         what="A heartbeat extends the claim on a task that was settled or taken over.",
-        apply=swapping("conveyor.domain.run.settlement:extend_claim", _unguarded),
+        apply=swapping("conveyor.domain.run.settlement:extend_claim", _remove_guard),
         world={"workers_count": 2, "limits": SHORT_LIVES, "rates": {"site_dripped": 0.3}},
     ),
     Mutant(
@@ -283,7 +283,7 @@ MUTANTS = (
         window=59,
         invariants=(16,),
         what="A redelivered message is fetched under claim 0, so lost workers are not counted.",
-        apply=swapping("actors.poller.poller:take", _always_the_first),
+        apply=swapping("actors.poller.poller:take", _treat_as_first_delivery),
         world={"haste": 10.0},
     ),
 )

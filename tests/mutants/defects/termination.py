@@ -1,4 +1,4 @@
-"""Mutants of stops, reruns, deletes and notices: half done, done twice, undone
+"""Mutants of stops, reruns, deletions and notices that are incomplete, repeated or undone
 (SPEC.md 3, 4.16)."""
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from conveyor.usecases.run.rerun import Rerun, RerunFilter
 from tests.mutants.mutant import Mutant
 
 
-def _counters_unchanged(_: Any) -> Any:
+def _keep_counters_open(_: Any) -> Any:
     def mutated(run: Run, event: CounterEvent) -> tuple[Update, ...]:
         return ()
 
     return mutated
 
 
-def _half_stops_stay(repair: Any) -> Any:
+def _skip_stopping_runs(repair: Any) -> Any:
     async def mutated(env: Context, run: Run, repairs: SweepResult) -> bool:
         return run.stop_requested_at is None and await repair(env, run, repairs)
 
     return mutated
 
 
-def _let_go_only(consider: Any) -> Any:
+def _only_stop_poller(consider: Any) -> Any:
     async def mutated(self: Any, state: Any, run: Run, *, is_signalled: bool = False) -> None:
         if run.stop_requested_at is None:
             await consider(self, state, run, is_signalled=is_signalled)
@@ -55,7 +55,7 @@ def _let_go_only(consider: Any) -> Any:
     return mutated
 
 
-def _whatever_runs(new_run: Any) -> Any:
+def _ignore_live_run(new_run: Any) -> Any:
     def mutated(job: Job, run: Run, batches: Sequence[Batch], tasks: Sequence[Task]) -> Change:
         change: Change = new_run(job, run, batches, tasks)
         of_job, *rest = change.writes
@@ -66,7 +66,7 @@ def _whatever_runs(new_run: Any) -> Any:
     return mutated
 
 
-def _rows_that_are_there(_: Any) -> Any:
+def _rerun_from_rows(_: Any) -> Any:
     async def mutated(env: Context, job: Job, previous: Run, run_id: RunId) -> Rerun:
         from_rows = part("conveyor.usecases.run.rerun:_from_rows")
         rerun: Rerun = await from_rows(env, job, previous, RerunFilter(), run_id)
@@ -75,14 +75,14 @@ def _rows_that_are_there(_: Any) -> Any:
     return mutated
 
 
-def _needed_or_not(_: Any) -> Any:
+def _never_refuse(_: Any) -> Any:
     async def mutated(env: Context, run: Run, others: list[Run]) -> None:
         return None
 
     return mutated
 
 
-def _one_pass(insert_intent: Any) -> Any:
+def _use_one_pass(insert_intent: Any) -> Any:
     def mutated(job: Job, run_id: RunId | None, intent_id: str, now: float) -> Insert:
         insert: Insert = insert_intent(job, run_id, intent_id, now)
         assert isinstance(insert.row, DeletionIntent)
@@ -92,23 +92,23 @@ def _one_pass(insert_intent: Any) -> Any:
     return mutated
 
 
-def _notice_apart(commit: Any) -> Any:
+def _write_notice_later(commit: Any) -> Any:
     async def mutated(self: Any, change: Change) -> Verdict:
-        writes = tuple(write for write in change.writes if not _tells(write))
+        writes = tuple(write for write in change.writes if not _is_notice(write))
         verdict: Verdict = await commit(self, msgspec.structs.replace(change, writes=writes))
         if isinstance(verdict, Applied):
-            for notice in filter(_tells, change.writes):
+            for notice in filter(_is_notice, change.writes):
                 await self.commit(Change((notice,)))
         return verdict
 
     return mutated
 
 
-def _tells(write: object) -> bool:
+def _is_notice(write: object) -> bool:
     return isinstance(write, Insert) and isinstance(write.key, NoticeKey)
 
 
-def _no_second_try(_: Any) -> Any:
+def _give_up_after_failure(_: Any) -> Any:
     def mutated(
         notice: Notice,
         attempt: DeliveryAttempt,
@@ -122,7 +122,7 @@ def _no_second_try(_: Any) -> Any:
     return mutated
 
 
-def _another_id(post: Any) -> Any:
+def _rename_event(post: Any) -> Any:
     async def mutated(
         env: Context, notifier: WebhookSender, notice: Notice, webhook: Webhook, caller: CallerId
     ) -> Any:
@@ -133,7 +133,7 @@ def _another_id(post: Any) -> Any:
     return mutated
 
 
-def _recorded_first(post: Any) -> Any:
+def _record_before_post(post: Any) -> Any:
     async def mutated(
         env: Context, notifier: WebhookSender, notice: Notice, webhook: Webhook, caller: CallerId
     ) -> Any:
@@ -152,17 +152,17 @@ MUTANTS = (
         name="gates_left_open",
         window=68,
         invariants=(24, 34),
-        what="A stop or delete does not shut the counters, and settles go on after it.",
-        apply=swapping("conveyor.domain.run.termination:_change_counters", _counters_unchanged),
+        what="A stop or deletion does not close the counters, so settles continue after it.",
+        apply=swapping("conveyor.domain.run.termination:_change_counters", _keep_counters_open),
     ),
     Mutant(
         name="half_stops_stay",
         window=68,
         invariants=(27,),
-        what="A stop whose caller was lost is finished by nobody.",
+        what="A stop whose caller was lost is never finished.",
         apply=combined(
-            swapping("conveyor.usecases.run.reconcile:_repair", _half_stops_stay),
-            swapping("actors.queue_discovery:QueueDiscovery._reconcile_run", _let_go_only),
+            swapping("conveyor.usecases.run.reconcile:_repair", _skip_stopping_runs),
+            swapping("actors.queue_discovery:QueueDiscovery._reconcile_run", _only_stop_poller),
         ),
         world={"temper": "restless", "rates": {"answer_lost": 0.05}},
     ),
@@ -170,8 +170,8 @@ MUTANTS = (
         name="two_live_runs",
         window=70,
         invariants=(25,),
-        what="A rerun starts beside another that was started a moment ago.",
-        apply=swapping("conveyor.domain.submit.admission:new_run", _whatever_runs),
+        what="A rerun starts while another run of the job is live.",
+        apply=swapping("conveyor.domain.submit.admission:new_run", _ignore_live_run),
         world={
             "temper": "restless",
             "haste": 10.0,
@@ -184,8 +184,8 @@ MUTANTS = (
         name="rerun_of_what_was_ingested",
         window=71,
         invariants=(35,),
-        what="A rerun of a run whose list was not all in replays the rows that are there.",
-        apply=swapping("conveyor.usecases.run.rerun:_from_sources", _rows_that_are_there),
+        what="A rerun of a run with an incomplete ingest contains only the ingested tasks.",
+        apply=swapping("conveyor.usecases.run.rerun:_from_sources", _rerun_from_rows),
         world={
             "temper": "restless",
             "sync_tasks_max": 5,
@@ -198,8 +198,8 @@ MUTANTS = (
         name="ancestors_deleted",
         window=12,
         invariants=(18,),
-        what="A run is deleted though another shows results of it.",
-        apply=swapping("conveyor.usecases.run.runs:_refuse_if_needed", _needed_or_not),
+        what="A run is deleted although another run shows results of it.",
+        apply=swapping("conveyor.usecases.run.runs:_refuse_if_needed", _never_refuse),
         world={
             "temper": "tidy",
             "haste": 10.0,
@@ -212,8 +212,8 @@ MUTANTS = (
         name="one_scrub_only",
         window=77,
         invariants=(33,),
-        what="What a worker stores after the scrub of a deleted job stays.",
-        apply=swapping("conveyor.domain.run.termination:_insert_intent", _one_pass),
+        what="Bodies and rows that a worker stores after the first deletion pass stay.",
+        apply=swapping("conveyor.domain.run.termination:_insert_intent", _use_one_pass),
         world={"temper": "tidy", "haste": 10.0, "workers_count": 2, "think_s": 5.0, "look_s": 5.0},
     ),
     Mutant(
@@ -228,28 +228,28 @@ MUTANTS = (
         name="notice_after_flip",
         window=66,
         invariants=(41,),
-        what="The notice of a run's end is written after the end, not with it.",
-        apply=swapping("conveyor.usecases.context:Context.commit_with_events", _notice_apart),
+        what="The notice of a run's end is written after the end, not in the same commit.",
+        apply=swapping("conveyor.usecases.context:Context.commit_with_events", _write_notice_later),
     ),
     Mutant(
         name="webhook_tried_once",
         window=103,
         invariants=(41,),
-        what="A delivery that fails is not tried again.",
-        apply=swapping("conveyor.domain.webhook:record_failed", _no_second_try),
+        what="A failed delivery is not retried.",
+        apply=swapping("conveyor.domain.webhook:record_failed", _give_up_after_failure),
     ),
     Mutant(
         name="webhook_id_of_each_try",
         window=101,
         invariants=(42,),
-        what="Every try at a delivery has an id of its own.",
-        apply=swapping("conveyor.usecases.webhook:_post", _another_id),
+        what="Each attempt at a delivery has another event id.",
+        apply=swapping("conveyor.usecases.webhook:_post", _rename_event),
     ),
     Mutant(
         name="webhook_recorded_first",
         window=101,
         invariants=(41,),
-        what="A delivery is recorded, then made.",
-        apply=swapping("conveyor.usecases.webhook:_post", _recorded_first),
+        what="A delivery is recorded before it is made.",
+        apply=swapping("conveyor.usecases.webhook:_post", _record_before_post),
     ),
 )

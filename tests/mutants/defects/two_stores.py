@@ -1,4 +1,4 @@
-"""Mutants of tasks in a store of their own: changes that cross from one store into the other
+"""Mutants of tasks in a separate store: changes that write to both stores
 (docs/decisions/0037-tasks-in-a-store-of-their-own.md)."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _STORE = "conveyor.engines.two_stores:SplitStore"
 _DECISIONS = "conveyor.domain.run.two_stores"
 
 
-def _without_crossing(split: Any) -> Any:
+def _omit_crossing(split: Any) -> Any:
     def mutated(change: Change, *, token: str, now: float) -> Any:
         parts = split(change, token=token, now=now)
         writes = tuple(write for write in parts.first.writes if type(write.key) is not CrossingKey)
@@ -26,7 +26,7 @@ def _without_crossing(split: Any) -> Any:
     return mutated
 
 
-def _second_first(_: Any) -> Any:
+def _write_second_first(_: Any) -> Any:
     async def mutated(self: Any, change: Change) -> Verdict:
         parts = part(f"{_DECISIONS}:split")(change, token=self._new_token(), now=self._now())
         await self._write_second(parts.crossing)
@@ -40,21 +40,21 @@ def _second_first(_: Any) -> Any:
     return mutated
 
 
-def _as_it_is(_: Any) -> Any:
+def _never_rely_on_second(_: Any) -> Any:
     def mutated(row: object) -> bool:
         return False
 
     return mutated
 
 
-def _left_alone(_: Any) -> Any:
+def _finish_nothing(_: Any) -> Any:
     async def mutated(self: Any) -> int:
         return 0
 
     return mutated
 
 
-def _checkpoint_first(_: Any) -> Any:
+def _commit_checkpoint_first(_: Any) -> Any:
     async def mutated(self: Any, chunk: Chunk) -> Any:
         refusal = await self._refusal_of_step(chunk)
         if refusal is not None and await self._finish_left(chunk.key.job_id):
@@ -70,7 +70,7 @@ def _checkpoint_first(_: Any) -> Any:
     return mutated
 
 
-def _counted_apart(inserts: Any) -> Any:
+def _count_separately(inserts: Any) -> Any:
     def mutated(chunk: Chunk) -> list[Change]:
         changes = [
             Change(tuple(write for write in change.writes if isinstance(write.key, TaskKey)))
@@ -81,7 +81,7 @@ def _counted_apart(inserts: Any) -> Any:
     return mutated
 
 
-def _records_first(_: Any) -> Any:
+def _delete_records_first(_: Any) -> Any:
     async def mutated(self: Any, job_id: JobId, run_id: RunId | None, limit: int) -> int:
         gone = 0
         for store in (self._records, self._tasks):
@@ -96,9 +96,9 @@ def _records_first(_: Any) -> Any:
 
 
 _MIXED = ("mixed",)
-# Processes are killed between the two writes of a change more often than a seed would draw.
+# Processes are killed between the two writes of a change more often than in a random world.
 _KILLS = {"rates": {"killed_after": 0.01, "killed_before": 0.01}}
-# The task store is often away for a moment, and the process goes on.
+# The task store is often unavailable for a moment, and the process continues.
 _REFUSALS = {"rates": {"call_refused": 0.1, "answer_lost": 0.02}}
 
 MUTANTS = (
@@ -107,7 +107,7 @@ MUTANTS = (
         window=124,
         invariants=(13, 20, 27, 41),
         what="The second part of a change is not stored with the first.",
-        apply=swapping(f"{_DECISIONS}:split", _without_crossing),
+        apply=swapping(f"{_DECISIONS}:split", _omit_crossing),
         engines=_MIXED,
         world=_KILLS,
     ),
@@ -116,7 +116,7 @@ MUTANTS = (
         window=125,
         invariants=(20, 24, 41),
         what="The task store is written before the record store has decided.",
-        apply=swapping(f"{_STORE}._cross", _second_first),
+        apply=swapping(f"{_STORE}._cross", _write_second_first),
         engines=_MIXED,
         world=_KILLS,
     ),
@@ -124,10 +124,10 @@ MUTANTS = (
         name="half_written_change_stays",
         window=126,
         invariants=(27,),
-        what="Neither a reader nor a worker finishes a change that a crash has left half-written.",
+        what="Neither a reader nor a worker finishes a change that a crash left half-written.",
         apply=combined(
-            swapping(f"{_DECISIONS}:relies_on_second", _as_it_is),
-            swapping(f"{_STORE}.finish_unfinished", _left_alone),
+            swapping(f"{_DECISIONS}:relies_on_second", _never_rely_on_second),
+            swapping(f"{_STORE}.finish_unfinished", _finish_nothing),
         ),
         engines=_MIXED,
         world=_REFUSALS,
@@ -136,8 +136,8 @@ MUTANTS = (
         name="checkpoint_before_rows",
         window=127,
         invariants=(2, 8, 13),
-        what="A step of an ingest moves the checkpoint, and then writes the tasks.",
-        apply=swapping(f"{_STORE}.put_chunk", _checkpoint_first),
+        what="A step of an ingest moves the checkpoint before it writes the tasks.",
+        apply=swapping(f"{_STORE}.put_chunk", _commit_checkpoint_first),
         engines=_MIXED,
         world=_KILLS,
     ),
@@ -145,8 +145,8 @@ MUTANTS = (
         name="step_counted_apart",
         window=128,
         invariants=(21, 22),
-        what="The tasks of a step are counted apart from their inserts.",
-        apply=swapping(f"{_DECISIONS}:task_inserts", _counted_apart),
+        what="The tasks of a step are counted in another commit than their inserts.",
+        apply=swapping(f"{_DECISIONS}:task_inserts", _count_separately),
         engines=_MIXED,
         world=_KILLS,
     ),
@@ -154,8 +154,8 @@ MUTANTS = (
         name="run_deleted_before_its_tasks",
         window=129,
         invariants=(33,),
-        what="A deletion removes the row of a run, and then its tasks.",
-        apply=swapping(f"{_STORE}._delete_rows", _records_first),
+        what="A deletion removes the row of a run before its tasks.",
+        apply=swapping(f"{_STORE}._delete_rows", _delete_records_first),
         engines=_MIXED,
         world=_KILLS,
     ),
