@@ -1,1 +1,1 @@
-"""Tests of what is deployed: settings of containers, the templates, the image and its checks."""
+"""Tests of the files in deploy/: settings of containers, templates, the image and its checks."""

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Builds localhost/conveyor:test and localhost/conveyor-gateway:test. BASE names the base image; by
-# default it is made from Debian packages.
+# Builds localhost/conveyor:test and localhost/conveyor-gateway:test. BASE is the base image; by
+# default it is built from Debian packages.
 set -euo pipefail
 cd "$(git rev-parse --show-toplevel)"
 base=${BASE:-localhost/python-base:test}
 [ -n "${BASE:-}" ] || tests/deploy/base_image.sh trixie "$base"
 build() {
-    # --layers: a change of the program does not install the dependencies again.
+    # --layers caches the dependencies when only the program has changed.
     buildah bud --layers --isolation chroot --format docker --network host \
         --ulimit nofile=10000:10000 --ulimit nproc=10000:10000 \
         --build-arg BASE="$base" --build-arg BUILD="$(git rev-parse --short HEAD)" \

@@ -1,4 +1,4 @@
-"""A program in a folder of its own."""
+"""Fixtures: the program in a new folder."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ image=localhost/debian-$suite:test
 tests/deploy/base_image.sh "$suite" "$image"
 run=(podman --runtime runc run --rm --interactive --network host --ulimit nofile=10000:10000 --ulimit nproc=10000:10000
     --volume "conveyor-python-$suite:/opt/python" "$image")
-# The files as they are now; the volume keeps the environment until the requirements change.
+# Copies the working tree. The volume keeps the environment until the requirements change.
 git ls-files -z | tar --create --null --files-from=- | "${run[@]}" sh -c 'set -e
     mkdir -p /src && cd /src && tar --extract
     python3 --version

@@ -1,4 +1,4 @@
-"""The CloudFormation templates as data: every short tag becomes its long form."""
+"""Loads the CloudFormation templates as data: short tags become their long form."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def load(name: str) -> dict[str, Any]:
 
 
 _PLACE = "us-east-1:111122223333"
-# What the data stack exports, and what resources of the service stack are called, as AWS would.
+# Example values of the data stack's exports and of the service stack's resources.
 _NAMES = {
     "TableArn": f"arn:aws:dynamodb:{_PLACE}:table/conveyor",
     "BucketArn": "arn:aws:s3:::conveyor-bodies",
@@ -61,23 +61,23 @@ _NAMES = {
 }
 
 
-def resolved(value: Any) -> Any:
-    """A policy document with example names instead of CloudFormation's functions."""
+def resolve(value: Any) -> Any:
+    """Replaces CloudFormation's functions in a policy document with example names."""
     match value:
         case {"Fn::ImportValue": {"Fn::Sub": str(name)}}:
             return _NAMES[name.removeprefix("${DataStack}-")]
         case {"Fn::Sub": [str(text), dict(names)]}:
-            return _fill(text, {**_NAMES, **resolved(names)})
+            return _fill(text, {**_NAMES, **resolve(names)})
         case {"Fn::Sub": str(text)}:
             return _fill(text, _NAMES)
         case {"Fn::GetAtt": [name, "Arn"]} | {"Ref": name}:
             return _NAMES[name]
         case {"Fn::If": [_, chosen, _]}:
-            return resolved(chosen)
+            return resolve(chosen)
         case dict():
-            return {name: resolved(each) for name, each in value.items()}
+            return {name: resolve(each) for name, each in value.items()}
         case list():
-            return [resolved(each) for each in value]
+            return [resolve(each) for each in value]
     return value
 
 
@@ -88,7 +88,7 @@ def _fill(text: str, names: dict[str, str]) -> str:
 
 
 def actions_of(role: str) -> set[str]:
-    """The actions that the policies of a role in service.yaml grant."""
+    """Returns the actions that the policies of a role in service.yaml grant."""
     properties = load("service.yaml")["Resources"][role]["Properties"]
     granted: set[str] = set()
     for policy in properties["Policies"]:

@@ -1,4 +1,4 @@
-"""Backups of a data directory that is in use (docs/deploy.md, Backup and restore)."""
+"""Tests backups of a data directory in use (docs/deploy.md, Backup and restore)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def site() -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def backup(tmp_path_factory: pytest.TempPathFactory, site: Site) -> Path:
-    """A backup that was taken while a run was under way, of a directory with a finished run."""
+    """A backup of a data directory with a finished run and a live one."""
     folder = tmp_path_factory.mktemp("source")
     with dev_server(folder) as url, httpx.Client(base_url=url, headers=KEY) as client:
         first = _submit(client, site.urls(60))
@@ -66,7 +66,7 @@ def _audit(client: httpx.Client, job_id: str) -> dict[str, Any]:
     return audit
 
 
-def test_a_restored_run_has_the_same_audit_and_an_unfinished_one_goes_on(
+def test_a_restored_run_has_the_same_audit_and_an_unfinished_one_is_finished(
     backup: Path, tmp_path: Path
 ) -> None:
     recorded = json.loads((backup.parent / "audit.json").read_text())
@@ -97,7 +97,7 @@ def test_a_damaged_backup_is_not_restored(backup: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
-def test_a_backup_never_replaces_anything(backup: Path, tmp_path: Path) -> None:
+def test_backup_and_restore_never_replace_existing_files(backup: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
 
     with pytest.raises(BackupFailed, match="exists"):

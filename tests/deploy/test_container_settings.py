@@ -1,4 +1,4 @@
-"""Settings as a container platform injects them (docs/deploy.md, The image)."""
+"""Tests settings as a container platform injects them (docs/deploy.md, The image)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KEYS = {"CONVEYOR_AUTH": "keys"}
 STRONG, OTHER = "k3y-0123456789abcdef", "another-key-9876543210"
 
 
-def test_keys_come_from_a_variable() -> None:
+def test_api_keys_can_come_from_a_variable() -> None:
     settings = settings_from({**KEYS, "CONVEYOR_API_KEYS": f" {STRONG}\n{OTHER} "})
 
     assert settings.api_keys == {STRONG, OTHER}
@@ -28,7 +28,7 @@ def test_a_weak_key_is_refused_without_being_shown(weak: str) -> None:
     assert weak not in str(refused.value)
 
 
-def test_keys_come_from_one_place() -> None:
+def test_api_keys_from_two_sources_are_refused() -> None:
     both = {"CONVEYOR_API_KEYS": STRONG, "CONVEYOR_API_KEYS_FILE": "keys"}
 
     with pytest.raises(BadSettings, match="cannot both be set"):
@@ -43,7 +43,7 @@ def test_keys_come_from_one_place() -> None:
         ({"AWS_REGION": "eu-west-1", "AWS_DEFAULT_REGION": "eu-west-2"}, "eu-west-1"),
     ],
 )
-async def test_the_region_comes_from_either_variable(
+async def test_the_region_can_come_from_either_variable(
     variables: dict[str, str], region: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
@@ -99,7 +99,7 @@ def test_a_refused_call_names_the_permission_that_it_needs(
 
 
 @pytest.mark.slow
-def test_a_health_check_fails_where_nothing_listens(program: Program) -> None:
+def test_a_health_check_fails_if_no_server_listens(program: Program) -> None:
     ended = program.run("health", CONVEYOR_PORT="1", CONVEYOR_HOST="0.0.0.0")
 
     assert ended.code == 2
@@ -108,8 +108,10 @@ def test_a_health_check_fails_where_nothing_listens(program: Program) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("role", ["api", "worker"])
-def test_a_process_whose_engine_does_not_answer_is_never_ready(program: Program, role: str) -> None:
-    """It ends with the cause before it listens, and the platform starts it again."""
+def test_a_process_is_never_ready_if_its_engine_does_not_answer(
+    program: Program, role: str
+) -> None:
+    """The process logs the cause and ends before it listens; the platform restarts it."""
     aws = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_REGION": "eu-west-1"}
     names = {"CONVEYOR_TABLE": "t", "CONVEYOR_BUCKET": "b", "CONVEYOR_SECRET_KEY": "0f" * 32}
 

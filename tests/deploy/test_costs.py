@@ -1,4 +1,4 @@
-"""What deploy/aws/cost.py says a page takes, against what the program takes on modelled AWS."""
+"""Compares the usage figures of deploy/aws/cost.py with a measurement on modelled AWS."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from conveyor.engines.aws.client.usage import S3_WRITE_REQUEST, Usage
 from conveyor.simulation.deterministic_trio import JumpClock
 from tests.deploy.templates import AWS, load
 
-# A change of the program that moves a figure by more has to be in the table of docs/deploy.md.
+# A change of a figure by more than this has to be entered in cost.py and docs/deploy.md.
 TOLERANCE = 0.05
 INPUTS = runpy.run_path(str(AWS / "cost.py"))
 STORES = pytest.mark.parametrize(
@@ -28,7 +28,7 @@ STORES = pytest.mark.parametrize(
 
 @pytest.mark.slow
 @STORES
-def test_a_page_takes_what_the_costs_say(store: str, has_redis: bool) -> None:
+def test_a_page_uses_as_much_as_the_cost_script_assumes(store: str, has_redis: bool) -> None:
     workers = load("service.yaml")["Parameters"]["WorkerMin"]["Default"]
     slots = load("service.yaml")["Parameters"]["WorkerConcurrency"]["Default"]
     plan = Plan(
@@ -53,7 +53,9 @@ def test_a_page_takes_what_the_costs_say(store: str, has_redis: bool) -> None:
 
 @pytest.mark.slow
 @STORES
-def test_an_idle_worker_takes_what_the_costs_say(store: str, has_redis: bool) -> None:
+def test_an_idle_worker_uses_as_much_as_the_cost_script_assumes(
+    store: str, has_redis: bool
+) -> None:
     workers = load("service.yaml")["Parameters"]["WorkerMin"]["Default"]
     run = partial(small_jobs.measure, workers, 1, 1, has_redis=has_redis)
 
@@ -66,7 +68,7 @@ def test_an_idle_worker_takes_what_the_costs_say(store: str, has_redis: bool) ->
     } == pytest.approx(_fields(INPUTS["IDLE"][store]), rel=TOLERANCE)
 
 
-def test_bodies_and_rows_are_kept_as_long_as_the_costs_say() -> None:
+def test_bodies_and_rows_are_kept_as_long_as_the_cost_script_assumes() -> None:
     body_days = load("data.yaml")["Parameters"]["BodyDays"]["Default"]
 
     assert INPUTS["BODY_DAYS"] == body_days == limits.BODY_DAYS

@@ -1,7 +1,7 @@
-"""The settings of every deployment against the defaults of the program.
+"""Compares the settings of every deployment with the defaults of the program.
 
-A deployment repeats a default only by choice of its author, and then it repeats the right one. What
-it sets otherwise is listed here with the reason.
+A deployment file may repeat a default, but then it must repeat it correctly. Every setting that
+differs from its default is listed here with the reason.
 """
 
 from __future__ import annotations
@@ -27,47 +27,47 @@ SECRETS = {
     "CONVEYOR_API_KEYS": "0123456789abcdef",
     "CONVEYOR_ADMIN_KEY": "0123456789abcdef",
 }
-# What the data stack exports, and values that are known when a stack is deployed.
+# Example values of the data stack's exports, and of settings known only at deployment.
 EXAMPLES = {
     "CONVEYOR_TABLE": "conveyor",
     "CONVEYOR_BUCKET": "conveyor-bodies",
     "CONVEYOR_SCALING": "conveyor",
     "CONVEYOR_PUBLIC_URL": "https://scrape.example",
 }
-# The conditions of service.yaml that hold when no parameter is given.
+# The conditions of service.yaml that hold with the default parameters.
 HOLD_BY_DEFAULT = {"UsesKeys", "MakesVpc", "HasNoTls", "Scales"}
 
-_ROLE = {"CONVEYOR_ROLE": "a container has no other way to say what it is"}
-_LISTENS = {"CONVEYOR_HOST": "others reach the container from outside"}
+_ROLE = {"CONVEYOR_ROLE": "a container gets its role from its environment"}
+_LISTENS = {"CONVEYOR_HOST": "clients connect from outside the container"}
 _IMAGE = {
     **_LISTENS,
     "CONVEYOR_DATA_DIR": "the volume of the image",
-    "CONVEYOR_BUILD": "the image knows its commit",
+    "CONVEYOR_BUILD": "set to the commit when the image is built",
 }
 _METRICS = {"CONVEYOR_METRICS_PORT": "health checks and metrics need a port"}
 _KEYS = {
-    "CONVEYOR_AUTH": "a server that others reach refuses unknown keys",
+    "CONVEYOR_AUTH": "a public server refuses unknown keys",
     "CONVEYOR_API_KEYS": "the keys that it accepts",
 }
 _PROXY = {
-    "CONVEYOR_PUBLIC_URL": "callers reach the API through a proxy",
-    "CONVEYOR_TRUSTED_PROXIES": "the proxy says where callers come from",
+    "CONVEYOR_PUBLIC_URL": "callers connect to the API through a proxy",
+    "CONVEYOR_TRUSTED_PROXIES": "the proxy sends the addresses of callers",
 }
 _AWS = {
     "CONVEYOR_ENGINE": "the deployment is on AWS",
     "CONVEYOR_TABLE": "has no default",
     "CONVEYOR_BUCKET": "has no default",
-    "CONVEYOR_SECRET_KEY": "all processes share one",
+    "CONVEYOR_SECRET_KEY": "all processes share one key",
 }
 _SCALING = {"CONVEYOR_SCALING": "the platform scales workers by their demand"}
 _POSTGRES = {
     "CONVEYOR_ENGINE": "the deployment is on Postgres",
     "CONVEYOR_DATABASE_URL": "has no default",
     "CONVEYOR_BLOB_DIR": "all processes mount one folder",
-    "CONVEYOR_SECRET_KEY": "all processes share one",
+    "CONVEYOR_SECRET_KEY": "all processes share one key",
 }
 # By deployment: the settings that differ from the defaults, with the reasons.
-DIFFERENCES = {
+EXPECTED_DIFFERENCES = {
     "image": _IMAGE,
     "image of the gateway": {**_IMAGE, "CONVEYOR_ROLE": "the only role that needs this image"},
     "aws api": {
@@ -91,25 +91,25 @@ DIFFERENCES = {
     "unit": {
         "CONVEYOR_DATA_DIR": "the state directory of the unit",
         "CONVEYOR_LOG": "the journal keeps lines of JSON",
-        "CONVEYOR_AUTH": "a server that others reach refuses unknown keys",
+        "CONVEYOR_AUTH": "a public server refuses unknown keys",
         "CONVEYOR_API_KEYS_FILE": "systemd passes the keys as a credential",
     },
 }
 # The settings of an API and of workers that the template for AWS leaves out.
 LEFT_OUT = {
-    "CONVEYOR_DATA_DIR": "of the embedded engine",
-    "CONVEYOR_ALLOW_PRIVATE_TARGETS": "would open the VPC to callers",
+    "CONVEYOR_DATA_DIR": "used only by the embedded engine",
+    "CONVEYOR_ALLOW_PRIVATE_TARGETS": "would let callers fetch from the VPC",
     "CONVEYOR_API_KEYS_FILE": "the keys come from a secret",
     "CONVEYOR_VIEWER_KEY": "the operators' key is enough to begin with",
     "CONVEYOR_SYNC_TASKS_MAX": "its default suits the size of the tasks",
     "CONVEYOR_TASK_SHARD_COUNT": "its default suits 10 workers",
-    "CONVEYOR_MAX_INFLIGHT": "a job may state its own",
+    "CONVEYOR_MAX_INFLIGHT": "a job may set its own",
     "CONVEYOR_BODY_MEMORY_MB": "follows from the memory of the container",
     "CONVEYOR_ROW_DAYS": "its default suits BodyDays",
     "CONVEYOR_LOG": "a container logs JSON by default",
     "CONVEYOR_LOG_LEVEL": "alarms read the log as it is",
-    "CONVEYOR_BUILD": "the image has it",
-    "CONVEYOR_AWS_PLANE": "for comparison only",
+    "CONVEYOR_BUILD": "the image sets it",
+    "CONVEYOR_AWS_PLANE": "only for comparison",
     "CONVEYOR_AWS_TIMEOUT_S": "its default suits one region",
     "CONVEYOR_BLOB_DIR": "bodies are in the bucket",
     "CONVEYOR_DATABASE_PASSWORD_FILE": "the password is in the URL, which is a secret",
@@ -119,8 +119,8 @@ LEFT_OUT = {
 
 
 def _environs(credentials: Path) -> dict[str, dict[str, str]]:
-    """The environment of each process that the files of deploy/ define, with examples for what an
-    operator fills in."""
+    """Returns the environment of each process that the files of deploy/ define, with examples for
+    values that an operator fills in."""
     (unit,) = re.findall(r"^Environment=(.*)", _read("box/conveyor.service"), re.MULTILINE)
     program, gateway = (
         dict(re.findall(r"\b(CONVEYOR_\w+)=(\S+)", _stage(name))) for name in ("program", "gateway")
@@ -145,7 +145,7 @@ def _read(name: str) -> str:
 
 
 def _stage(name: str) -> str:
-    """The instructions of a stage of the Dockerfile."""
+    """Returns the instructions of a stage of the Dockerfile."""
     return _read("Dockerfile").partition(f" AS {name}\n")[2].partition("\nFROM ")[0]
 
 
@@ -153,13 +153,15 @@ def _task(name: str) -> dict[str, str]:
     (container,) = load("service.yaml")["Resources"][name]["Properties"]["ContainerDefinitions"]
     environ = {
         each["Name"]: _deployed(each["Name"], each["Value"])
-        for each in _chosen(container["Environment"])
+        for each in _default_items(container["Environment"])
     }
-    return environ | _given(SECRETS, (each["Name"] for each in _chosen(container["Secrets"])))
+    return environ | _select(
+        SECRETS, (each["Name"] for each in _default_items(container["Secrets"]))
+    )
 
 
-def _chosen(listed: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What a stack with the default parameters has."""
+def _default_items(listed: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the items that a stack with the default parameters contains."""
     chosen = [_if_default(each) for each in listed]
     return [each for each in chosen if each != {"Ref": "AWS::NoValue"}]
 
@@ -183,7 +185,7 @@ def _deployed(name: str, value: Any) -> str:
     return EXAMPLES.get(name, "example")
 
 
-def _given(values: Mapping[str, str], names: Any) -> dict[str, str]:
+def _select(values: Mapping[str, str], names: Any) -> dict[str, str]:
     return {name: values[name] for name in names if name in values}
 
 
@@ -195,7 +197,7 @@ def _manifests(kind: str) -> dict[str, dict[str, Any]]:
 
 def _pods() -> dict[str, dict[str, str]]:
     shared = _manifests("ConfigMap")["conveyor"]["data"]
-    secrets = _given(SECRETS, re.findall(r"from-literal=(\w+)", _read("kubernetes/conveyor.yaml")))
+    secrets = _select(SECRETS, re.findall(r"from-literal=(\w+)", _read("kubernetes/conveyor.yaml")))
     found = {}
     for name, deployment in _manifests("Deployment").items():
         (container,) = deployment["spec"]["template"]["spec"]["containers"]
@@ -208,18 +210,18 @@ def _pods() -> dict[str, dict[str, str]]:
 
 def _service(file: str, name: str) -> dict[str, str]:
     environment = yaml.safe_load(_read(f"box/{file}"))["services"][name]["environment"]
-    return {name: _composed(name, value) for name, value in environment.items()}
+    return {name: _interpolate(name, value) for name, value in environment.items()}
 
 
-def _composed(name: str, value: str) -> str:
-    """The value without a file of variables: `${NAME:-default}`, or an example for one without."""
+def _interpolate(name: str, value: str) -> str:
+    """Returns the default of `${NAME:-default}`; an example value if there is no default."""
     if value.startswith("${") and ":?" in value:
         return SECRETS.get(name, "example")
     return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", value)
 
 
 def _differences(environ: Mapping[str, str]) -> set[str]:
-    """The settings without which the program would be configured in another way, or not at all."""
+    """Returns the variables without which the program's settings differ or are refused."""
     settings = settings_from(environ)
     return {name for name in environ if _without(environ, name) != settings}
 
@@ -231,8 +233,8 @@ def _without(environ: Mapping[str, str], name: str) -> object:
         return None
 
 
-@pytest.mark.parametrize("deployment", DIFFERENCES)
-def test_a_deployment_differs_from_the_defaults_where_it_means_to(
+@pytest.mark.parametrize("deployment", EXPECTED_DIFFERENCES)
+def test_a_deployment_differs_from_the_defaults_only_where_listed(
     deployment: str, tmp_path: Path
 ) -> None:
     (tmp_path / "keys").write_text("0123456789abcdef")
@@ -240,15 +242,15 @@ def test_a_deployment_differs_from_the_defaults_where_it_means_to(
 
     ours = {name: value for name, value in environ.items() if name.startswith("CONVEYOR_")}
 
-    assert _differences(ours) == DIFFERENCES[deployment].keys()
+    assert _differences(ours) == EXPECTED_DIFFERENCES[deployment].keys()
 
 
 def test_every_deployment_is_compared(tmp_path: Path) -> None:
-    assert _environs(tmp_path).keys() == DIFFERENCES.keys()
+    assert _environs(tmp_path).keys() == EXPECTED_DIFFERENCES.keys()
 
 
 @pytest.mark.slow
-def test_the_template_offers_every_setting_or_leaves_it_out_for_a_reason() -> None:
+def test_the_template_offers_every_setting_that_is_not_listed_as_left_out() -> None:
     settings = set(re.findall(r"^\| `(CONVEYOR_\w+)` \|", tables.settings(), re.MULTILINE))
     of_other_roles = {name for name in settings if "_GATEWAY_" in name or "_QUOTA_" in name}
     of_other_roles |= {name for name in settings if name.startswith("CONVEYOR_CHROMIUM")}
@@ -283,7 +285,7 @@ def test_the_sizes_of_the_fleet_are_the_same_on_every_platform() -> None:
     (unit,) = re.findall(r"^MemoryMax=(.*)", _read("box/conveyor.service"), re.MULTILINE)
     assert _mib(unit) == sizes["WorkerMemory"]
     for file in ("compose.yaml", "compose.postgres.yaml"):
-        assert _mib(_composed("", _memory_of(file))) == sizes["WorkerMemory"]
+        assert _mib(_interpolate("", _memory_of(file))) == sizes["WorkerMemory"]
 
 
 def _memory_of(file: str) -> str:
@@ -297,7 +299,7 @@ def _mib(text: str) -> int:
     return int(number) * {"g": 1024, "m": 1}[unit.lower()]
 
 
-def test_the_proxy_lets_the_largest_request_through() -> None:
+def test_the_proxy_accepts_the_largest_request() -> None:
     (most,) = re.findall(r"max_size (\w+)", _read("box/Caddyfile"))
 
     assert most == f"{limits.REQUEST_BYTES_MAX // 1024**2}MiB"

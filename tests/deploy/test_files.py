@@ -1,4 +1,4 @@
-"""The files of deploy/ against the program: settings, metrics, probes and the image."""
+"""Compares the files of deploy/ with the program: settings, metrics, probes, the image."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _names_in(path: Path) -> set[str]:
 @pytest.mark.parametrize(
     "name", ["monitoring/alerts.yml", "monitoring/dashboard.json", "kubernetes/conveyor.yaml"]
 )
-def test_every_metric_that_is_named_exists(name: str) -> None:
+def test_every_metric_in_the_files_exists(name: str) -> None:
     named = _names_in(DEPLOY / name)
 
     assert named
@@ -57,17 +57,17 @@ def test_every_alert_has_a_rule_test() -> None:
     assert set(alerts) == set(tested)
 
 
-def test_every_alert_has_a_line_that_says_what_to_do() -> None:
+def test_every_alert_is_documented() -> None:
     alerts = re.findall(r"alert: (\w+)", (DEPLOY / "monitoring/alerts.yml").read_text())
     document = (ROOT / "docs/deploy.md").read_text()
 
     assert re.findall(r"^\| `(Conveyor\w+)` \|", document, re.MULTILINE) == alerts
 
 
-def test_the_rules_do_what_their_tests_say() -> None:
+def test_promtool_accepts_the_rules_and_their_tests() -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
-        pytest.skip("promtool is not installed: make test-deploy does")
+        pytest.skip("promtool is not installed: make test-deploy installs it")
 
     for command in (("check", "config", "prometheus.yml"), ("test", "rules", "alerts_test.yml")):
         subprocess.run([promtool, *command], cwd=DEPLOY / "monitoring", check=True)
@@ -87,7 +87,7 @@ def test_the_program_accepts_the_config_map(role: str) -> None:
     assert (settings.role, settings.engine, settings.metrics_port) == (role, "aws", 9090)
 
 
-def test_probes_and_shutdown_fit_the_program() -> None:
+def test_the_manifests_have_probes_and_enough_time_to_stop() -> None:
     text = (DEPLOY / "kubernetes/conveyor.yaml").read_text()
 
     assert text.count("path: /readyz") == text.count("readinessProbe") == 2
@@ -103,7 +103,7 @@ def test_the_compose_file_runs_the_service_without_privileges() -> None:
         assert services[name]["read_only"] is True
         assert services[name]["cap_drop"] == ["ALL"]
         assert services[name]["init"] is True
-        assert "ports" not in services[name]  # Only Caddy is reached from outside.
+        assert "ports" not in services[name]  # Only Caddy publishes a port.
     assert settings_from({"CONVEYOR_ROLE": service["environment"]["CONVEYOR_ROLE"]}).role == "dev"
 
 
@@ -115,7 +115,7 @@ def test_the_image_installs_dependencies_before_the_program() -> None:
     assert re.search(r"(SECRET|PASSWORD|TOKEN)", text) is None
 
 
-def test_the_dashboard_is_a_dashboard() -> None:
+def test_every_panel_of_the_dashboard_has_a_query() -> None:
     dashboard = json.loads((DEPLOY / "monitoring/dashboard.json").read_text())
 
     assert [panel["targets"] for panel in dashboard["panels"] if not panel["targets"]] == []
@@ -146,7 +146,7 @@ def test_the_compose_file_for_postgres_migrates_before_it_serves() -> None:
         assert depends_on == {"migrate": {"condition": "service_completed_successfully"}}
 
 
-# The extras that the image leaves out.
+# The extras that the image leaves out, with the reasons.
 NOT_INSTALLED = {
     "bench": "for developers",
     "browser": "the image of the gateway has the Chromium of Debian",
@@ -183,6 +183,6 @@ def _stage_name(stage: str) -> str:
 
 
 def _stage(name: str) -> str:
-    """The instructions of a stage of the image."""
+    """Returns the instructions of a stage of the image."""
     _, _, rest = _dockerfile().partition(f" AS {name}\n")
     return rest.partition("\nFROM ")[0]

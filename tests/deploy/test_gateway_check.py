@@ -1,4 +1,4 @@
-"""What `conveyor check` says of our own gateway, and of a gateway that the settings name."""
+"""Tests what `conveyor check` reports of its own gateway and of a configured one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.servers import free_port
 
 @contextmanager
 def a_server(status: int) -> Iterator[str]:
-    """The URL of a server that gives every request this status."""
+    """Runs a server that answers every request with this status."""
 
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -42,12 +42,12 @@ async def check_remote(variable: str, url: str) -> list[tuple[str, str | None]]:
     return [(finding.name, finding.problem) for finding in findings]
 
 
-async def test_without_a_gateway_nothing_is_checked() -> None:
+async def test_no_gateway_is_checked_if_none_is_configured() -> None:
     assert await check_remote_gateway(settings_from({})) == []
 
 
 @pytest.mark.parametrize("variable", ["CONVEYOR_GATEWAY_URL", "CONVEYOR_RENDERER_URL"])
-async def test_a_gateway_that_wants_a_url_to_fetch_is_in_order(variable: str) -> None:
+async def test_a_gateway_that_asks_for_a_url_passes_the_check(variable: str) -> None:
     with a_server(400) as url:
         found = await check_remote(variable, f"{url}?apikey=k")
 
@@ -61,7 +61,7 @@ async def test_a_key_that_the_gateway_refuses_is_reported() -> None:
     assert found == [("gateway", "127.0.0.1 refuses the key")]
 
 
-async def test_a_gateway_that_wants_the_keys_of_callers_is_in_order() -> None:
+async def test_a_gateway_that_needs_the_keys_of_callers_passes_the_check() -> None:
     with a_server(401) as url:
         found = await check_remote("CONVEYOR_GATEWAY_URL", url)
 
@@ -76,7 +76,7 @@ async def test_a_gateway_that_does_not_answer_is_reported() -> None:
 
 @needs_chromium
 @pytest.mark.slow
-async def test_chromium_is_started() -> None:
+async def test_the_check_starts_chromium() -> None:
     (finding,) = await check_gateway(settings_from({}))
 
     assert (finding.name, finding.problem) == ("Chromium", None)

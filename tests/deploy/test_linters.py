@@ -1,7 +1,7 @@
-"""The files of deploy/ under the linters of their formats.
+"""Runs the linters of their formats on the files of deploy/.
 
-Every finding of checkov is fixed, or accepted here with its reason. A finding that is accepted and
-no longer found fails the test too, so the list stays true. `make test-deploy` installs the tools.
+Every finding of checkov is fixed, or accepted here with its reason. An accepted finding that no
+longer occurs fails the test too. `make test-deploy` installs the tools.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.templates import ROOT, load, resolved
+from tests.deploy.templates import ROOT, load, resolve
 
 pytestmark = pytest.mark.slow
 
@@ -24,9 +24,9 @@ _Ended = subprocess.CompletedProcess[str]
 
 _OWN_KEYS = (
     "encrypted with a key of AWS; a customer key costs 1 USD a month and a price for each call, "
-    "and keeps out nobody whom the IAM policies let in"
+    "and stops no principal that the IAM policies allow"
 )
-_PULL = "tags never change, and a pod must be able to restart while the registry is away"
+_PULL = "tags never change, and a pod must be able to restart while the registry is unavailable"
 _ENVIRONMENT = "the program reads its secrets from the environment, as ECS injects them"
 _PLAIN = "only without CertificateArn: for a proxy in front, or Scheme=internal"
 # (check, resource): why it is accepted.
@@ -53,7 +53,7 @@ ACCEPTED = {
         "a body is written once under its own name, and versions would keep what a caller deleted"
     ),
     ("CKV_AWS_91", "AWS::ElasticLoadBalancingV2::LoadBalancer.Balancer"): (
-        "the API logs every request with its id, and this stack holds no data to be kept"
+        "the API logs every request with its id, and this stack contains no data"
     ),
     ("CKV_AWS_260", "AWS::EC2::SecurityGroup.BalancerGroup"): (
         "a public API; AllowedCidr narrows it, and with TLS port 80 only redirects"
@@ -88,15 +88,15 @@ ACCEPTED = {
 def _lint(program: str | Path, *arguments: str, text: str | None = None) -> _Ended:
     path = shutil.which(program)
     if path is None:
-        pytest.skip(f"{program} is not installed: make test-deploy does")
+        pytest.skip(f"{program} is not installed: make test-deploy installs it")
     command = [path, *arguments]
     return subprocess.run(command, input=text, capture_output=True, text=True, check=False)
 
 
-def test_checkov_finds_nothing_but_what_is_accepted() -> None:
+def test_checkov_reports_only_accepted_findings() -> None:
     frameworks = ("cloudformation", "dockerfile", "kubernetes")
 
-    # --skip-download: without it the tool asks a server of its vendor for texts.
+    # --skip-download: otherwise the tool downloads texts from its vendor.
     offline = ("--skip-download", "--output", "json")
     ended = _lint(CHECKOV, "-d", str(DEPLOY), *offline, "--framework", *frameworks)
 
@@ -119,9 +119,9 @@ def test_hadolint_accepts_the_image() -> None:
 
 @pytest.mark.parametrize("role", ["ExecutionRole", "ApiRole", "WorkerRole"])
 def test_parliament_accepts_the_policy_of_each_role(role: str) -> None:
-    """Actions exist, and fit the kind of their resources."""
+    """Checks that the actions exist and apply to the kind of their resources."""
     (policy,) = load("service.yaml")["Resources"][role]["Properties"]["Policies"]
-    document = json.dumps(resolved(policy["PolicyDocument"]))
+    document = json.dumps(resolve(policy["PolicyDocument"]))
 
     ended = _lint(TOOLS / "parliament", "--json", text=document)
 
@@ -143,11 +143,11 @@ def test_caddy_accepts_its_configuration() -> None:
     assert ended.returncode == 0, ended.stderr
 
 
-def test_the_unit_is_valid_and_exposes_little() -> None:
+def test_the_unit_is_valid_and_its_exposure_is_low() -> None:
     unit = str(DEPLOY / "box/conveyor.service")
 
     verified = _lint("systemd-analyze", "verify", unit)
-    # In tenths, from 0 to 100. systemd calls everything up to 20 safe.
+    # The exposure goes from 0 to 100; systemd rates everything up to 20 as safe.
     rated = _lint("systemd-analyze", "security", "--offline=true", "--threshold=20", unit)
 
     # The program of the unit is not installed on the machine of the test.

@@ -1,5 +1,5 @@
-"""The templates against the program: what `conveyor init` creates, what the program reads, and what
-it is allowed (docs/deploy.md, On AWS). What emulators drop is compared here too."""
+"""Compares the templates with the program: resources of `conveyor init`, settings, permissions and
+costs (docs/deploy.md, On AWS). It also compares properties that local emulators ignore."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DATA, SERVICE = load("data.yaml")["Resources"], load("service.yaml")["Resources"
 BODY_DAYS = 30
 
 
-def test_the_table_is_what_init_creates() -> None:
+def test_the_table_of_the_template_is_the_one_that_init_creates() -> None:
     ours = dict(DATA["Table"]["Properties"])
     definition = table.definition("t")
 
@@ -48,7 +48,7 @@ def test_the_bucket_has_the_rules_that_init_sets() -> None:
 
 
 def _as_init(rule: dict[str, Any]) -> dict[str, Any]:
-    """A lifecycle rule of CloudFormation in the form of the API."""
+    """Converts a lifecycle rule of CloudFormation to the form of the S3 API."""
     days = rule.get("ExpirationInDays")
     properties: dict[str, Any] = {
         name: rule[name]
@@ -78,7 +78,7 @@ def test_the_queues_are_those_that_init_creates(queue: str, name: str) -> None:
         }
 
 
-def test_data_outlives_its_stack() -> None:
+def test_resources_with_data_are_retained_when_their_stack_is_deleted() -> None:
     for resource in DATA.values():
         assert (resource["DeletionPolicy"], resource["UpdateReplacePolicy"]) == ("Retain", "Retain")
 
@@ -115,8 +115,8 @@ EXAMPLES = {
 
 def _example(name: str, value: object) -> str:
     match value:
-        case {"Fn::If": ["HasTaskDatabase", str(kept_there), _]}:
-            return kept_there
+        case {"Fn::If": ["HasTaskDatabase", str(text), _]}:
+            return text
     return value if isinstance(value, str) else EXAMPLES.get(name, "example")
 
 
@@ -141,7 +141,7 @@ def test_tasks_run_without_privileges() -> None:
         }
 
 
-def test_an_update_does_not_reset_a_scaled_service_and_a_failed_one_rolls_back() -> None:
+def test_an_update_keeps_the_scaled_count_and_rolls_back_a_failure() -> None:
     for service in ("ApiService", "WorkerService"):
         properties = SERVICE[service]["Properties"]
         assert "DesiredCount" not in properties
@@ -171,13 +171,13 @@ def test_workers_scale_by_their_demand_and_the_api_by_its_own_load() -> None:
     }
 
 
-def test_a_worker_knows_the_memory_that_it_may_use() -> None:
+def test_the_container_limit_of_a_worker_is_the_memory_of_its_task() -> None:
     (container,) = SERVICE["WorkerTask"]["Properties"]["ContainerDefinitions"]
 
     assert container["Memory"] == SERVICE["WorkerTask"]["Properties"]["Memory"]
 
 
-def test_no_role_may_do_everything() -> None:
+def test_no_role_has_a_wildcard_action() -> None:
     for role in ("ExecutionRole", "ApiRole", "WorkerRole"):
         assert not {action for action in actions_of(role) if "*" in action}
 
@@ -215,11 +215,11 @@ def test_the_costs_in_the_document_are_those_of_the_script() -> None:
     assert printed in (AWS.parents[1] / "docs" / "deploy.md").read_text()
 
 
-def test_the_costs_include_what_the_templates_create() -> None:
+def test_the_costs_include_every_alarm_and_secret_of_the_templates() -> None:
     counts = Counter(resource["Type"] for resource in [*DATA.values(), *SERVICE.values()])
     inputs = runpy.run_path(str(AWS / "cost.py"))
 
-    # Target tracking makes two alarms for each policy. One secret is made with Redis only.
+    # Target tracking creates two alarms for each policy. One secret is created only with Redis.
     policies = counts["AWS::ApplicationAutoScaling::ScalingPolicy"]
     assert inputs["ALARMS"] == counts["AWS::CloudWatch::Alarm"] + 2 * policies
     assert inputs["SECRETS"] == counts["AWS::SecretsManager::Secret"] - 1

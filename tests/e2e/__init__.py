@@ -1,1 +1,1 @@
-"""The whole program, as processes and real sockets."""
+"""End-to-end tests: the whole program as real processes that communicate over sockets."""

@@ -1,4 +1,4 @@
-"""An auditor of data directories: checks from outside that rows, counters and bodies agree."""
+"""Audits a data directory without the program: checks that rows, counters and bodies agree."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from conveyor.domain.model import RunStatus, TaskStatus
 
 
 def violations(data_dir: Path) -> list[str]:
-    """Everything that must never be, found in what a process left behind.
+    """Returns every violated invariant of a data directory.
 
-    What was deleted is left out: it goes piece by piece, and nobody can see it any more.
+    Deleted jobs and runs are ignored: they are invisible, and their rows are removed in steps.
     """
     with sqlite3.connect(f"file:{data_dir / 'conveyor.db'}?mode=ro", uri=True) as db:
         db.row_factory = sqlite3.Row
-        jobs = {row["job_id"] for row in db.execute("SELECT * FROM jobs") if _is_there(row)}
+        jobs = {row["job_id"] for row in db.execute("SELECT * FROM jobs") if _is_visible(row)}
         runs = [run for run in db.execute("SELECT * FROM runs") if run["job_id"] in jobs]
         runs = [run for run in runs if run["status"] in RUN_VISIBLE]
         problems: list[str] = []
@@ -30,7 +30,7 @@ def violations(data_dir: Path) -> list[str]:
     return problems
 
 
-def _is_there(job: sqlite3.Row) -> bool:
+def _is_visible(job: sqlite3.Row) -> bool:
     return job["status"] in JOB_VISIBLE
 
 
@@ -74,7 +74,7 @@ def _of_bodies(db: sqlite3.Connection, run: sqlite3.Row, data_dir: Path) -> list
 
 
 def _body(data_dir: Path, key: str) -> bytes | None:
-    """What lies in the pack at the place that the key names."""
+    """Returns the bytes of the pack at the offset that the key names."""
     prefix, _, last = key.rpartition("/")
     mark, name, offset, size_bytes = last.split(".")
     path = data_dir / "blobs" / prefix / f"{mark}.,{name}"

@@ -1,6 +1,5 @@
-"""An auditor of the AWS engine: reads table, bucket and Redis from outside, and checks that rows,
-counters and bodies agree. It knows the layout of
-docs/storage.md, DynamoDB table, and none of the program."""
+"""Audits the AWS engine without the program: reads table, bucket and Redis, and checks that rows,
+counters and bodies agree. It knows only the layout of docs/storage.md, DynamoDB table."""
 
 from __future__ import annotations
 
@@ -25,17 +24,17 @@ COUNTED = ("admitted", "done", *TERMINAL)
 
 
 def violations(cloud: Cloud) -> list[str]:
-    """Everything that must never be, found in what the processes have left so far."""
+    """Returns every violated invariant of a deployment's rows and bodies."""
     return trio.run(_violations, cloud)
 
 
 def rows_of(cloud: Cloud, kind: str) -> list[Row]:
-    """Every row of a kind, by how its sort key begins."""
+    """Returns every row of a kind, which is the start of its sort key."""
     return trio.run(_rows_of, cloud, kind)
 
 
 def leases_of(cloud: Cloud, job_id: str) -> set[str]:
-    """The names of a job's leases that live."""
+    """Returns the names of a job's leases that have not expired."""
     port = int(cloud.environ["CONVEYOR_REDIS_URL"].rpartition(":")[2])
     key = f"{cloud.environ['CONVEYOR_TABLE']}:{{{job_id}}}/:leases"
     said = redis_says(port, "ZRANGEBYSCORE", key, f"{time.time() * 1e6:.0f}", "+inf")
@@ -102,14 +101,14 @@ def _of_run(run: Row, rows: list[Row]) -> list[str]:
 
 
 def _outcomes(task: Row) -> int:
-    """How many tries of its history ended well."""
+    """Returns how many attempts in the task's history were successful."""
     return sum(
         len(attempt) < 4 or attempt[3] is None for attempt in json.loads(task.get("history", "[]"))
     )
 
 
 def _of_jobs(rows: list[Row]) -> list[str]:
-    """A job knows its runs, and the one under way is live."""
+    """Checks that the active run of each job is its only live run."""
     problems = []
     runs = {row["run_id"]: row for row in rows if row["sk"].startswith("Run#")}
     for job in rows:
@@ -127,7 +126,7 @@ def _of_jobs(rows: list[Row]) -> list[str]:
 
 
 def _place_of(key: str) -> dict[str, str]:
-    """The object of a body, and its range if it is a part of a pack."""
+    """Returns the object of a body, and its range if it is a part of a pack."""
     part = re.fullmatch(r"(.+/pack\.[0-9a-f]+)\.(\d+)\.(\d+)", key)
     if part is None:
         return {"Key": key}

@@ -1,5 +1,5 @@
-"""A deployment on the AWS engine as people run it: `init`, an API, workers, over servers that stand
-in for AWS."""
+"""A deployment on the AWS engine: `init`, an API and workers as processes, on local servers that
+stand in for AWS."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Process = subprocess.Popen[bytes]
 
 @dataclass(slots=True)
 class Cloud:
-    """A deployment: its environment, and the processes of it that run."""
+    """A deployment: its environment and its running processes."""
 
     environ: dict[str, str]
     folder: Path
@@ -61,7 +61,7 @@ class Cloud:
         return self.url_of(self.start("api", **more))
 
     def url_of(self, process: Process) -> str:
-        """Where an API listens; empty if it ended before it did."""
+        """Returns the URL of an API process; empty if it ended before it listened."""
 
         def listening() -> tuple[str] | None:
             match = re.search(r"listening on (http://\S+)", self.log_of(process))
@@ -87,8 +87,8 @@ class Cloud:
 def a_cloud(
     request: pytest.FixtureRequest, folder: Path, *, redis: str | None = None, **more: str
 ) -> Iterator[Cloud]:
-    """A deployment of its own on the servers of this session; `redis` is its URL, if it has one.
-    `more` are other settings."""
+    """Runs a new deployment on the servers of this session. `redis` is the URL of its Redis, if it
+    has one; `more` are other settings."""
     dynamodb, sqs, s3 = map(request.getfixturevalue, ("ministack", "localstack", "seaweed"))
     with a_deployment(folder, dynamodb=dynamodb, sqs=sqs, s3=s3, redis=redis, **more) as cloud:
         yield cloud
@@ -98,7 +98,7 @@ def a_cloud(
 def a_deployment(
     folder: Path, *, dynamodb: str, sqs: str, s3: str, redis: str | None = None, **more: str
 ) -> Iterator[Cloud]:
-    """A deployment of its own on servers at these URLs."""
+    """Runs a new deployment on servers at these URLs."""
     name = a_space()
     environ = {
         **os.environ,
@@ -116,7 +116,7 @@ def a_deployment(
         "CONVEYOR_QUEUE_PREFIX": f"{name}-",
         "CONVEYOR_REDIS_URL": redis or "",
         "CONVEYOR_SECRET_KEY": "between processes",
-        # Local servers on a busy machine may take longer than AWS ever does.
+        # A local server on a busy machine may take longer to answer than AWS does.
         "CONVEYOR_AWS_TIMEOUT_S": "60",
         "CONVEYOR_PORT": "0",
         "CONVEYOR_METRICS_PORT": "0",
@@ -132,7 +132,7 @@ def a_deployment(
 
 
 def on_postgres(database: Postgres) -> dict[str, str]:
-    """The settings of a cloud whose tasks are in this database."""
+    """Returns the settings of a deployment whose tasks are in this database."""
     return {"CONVEYOR_TASK_STORE": "postgres", "CONVEYOR_DATABASE_URL": database.url}
 
 

@@ -1,5 +1,5 @@
-"""What a client asks for while processes crash: each request, what it needs first, and what must
-have come of it in the end, once."""
+"""Requests that a client repeats while processes crash: the preparation of each request, and a
+check that it had its effect exactly once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Answer = httpx.Response
 
 @dataclass(frozen=True, slots=True)
 class Urls:
-    """Pages to scrape, and where to tell of it."""
+    """The pages to scrape, and the URL of the webhook receiver."""
 
     pages: list[str]
     receiver: str
@@ -26,8 +26,8 @@ class Urls:
 
 
 @dataclass(slots=True)
-class Asked:
-    """One request, sent again with its key until it is answered."""
+class RepeatedRequest:
+    """A request that is repeated with its key until it is answered."""
 
     name: str
     method: str
@@ -38,7 +38,7 @@ class Asked:
     answer: Answer | None = None
 
     def send(self, client: httpx.Client) -> Answer | None:
-        """None when the server went away before it could answer, or was not there."""
+        """Sends the request once. Returns None if the server did not answer."""
         try:
             headers = {"Idempotency-Key": self.key}
             return client.request(self.method, self.path, json=self.body, headers=headers)
@@ -46,33 +46,33 @@ class Asked:
             return None
 
     def send_until_answered(self, client: httpx.Client) -> str | None:
-        """Sends it as a client would; answers what is wrong, if anything is."""
-        first = None if self.answer is None or _is_early(self.answer) else self.answer
-        self.answer = until("an answer", lambda: self._settled(client), deadline_s=180, every_s=1)
+        """Repeats the request until it is answered. Returns a problem, or None."""
+        first = None if self.answer is None or _asks_for_retry(self.answer) else self.answer
+        self.answer = until("an answer", lambda: self._send_once(client), deadline_s=180, every_s=1)
         if not self.answer.is_success:
             return f"{self.name}: {self.answer.status_code} {self.answer.text}"
         is_new = first is not None and first.content != self.answer.content
         return f"{self.name}: its answer changed" if is_new and self.method == "POST" else None
 
-    def _settled(self, client: httpx.Client) -> Answer | None:
+    def _send_once(self, client: httpx.Client) -> Answer | None:
         answer = self.send(client)
-        return None if answer is None or _is_early(answer) else answer
+        return None if answer is None or _asks_for_retry(answer) else answer
 
 
-def _is_early(answer: Answer) -> bool:
-    """Whether it asks to come back later, as while another process holds the key: it is not kept
-    under the key, so the next answer may be another."""
+def _asks_for_retry(answer: Answer) -> bool:
+    """Returns whether the response asks for a retry, as while another process holds the key. Such a
+    response is not stored under the key, so the next one may differ."""
     return answer.status_code >= 500 or "Retry-After" in answer.headers
 
 
 @dataclass(slots=True)
-class Desk:
-    """A healthy server, to prepare requests with and to look at what came of them."""
+class StepFactory:
+    """Prepares requests on a server that does not crash."""
 
     client: httpx.Client
     urls: Urls
     count: int = 0
-    steps: dict[str, Callable[[], Asked]] = field(default_factory=dict)
+    steps: dict[str, Callable[[], RepeatedRequest]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.steps = {
@@ -108,16 +108,18 @@ class Desk:
         self._post(f"/v1/jobs/{job_id}/stop")
         return job_id
 
-    def _submit(self, count: int) -> Asked:
+    def _submit(self, count: int) -> RepeatedRequest:
         key = self._key()
         body = {
             "tasks": self.urls.tasks(count),
             "external_id": key,
             "webhook": {"url": self.urls.receiver},
         }
-        return _making(Asked("submit", "POST", "/v1/jobs", body, key, _nothing), count)
+        return _with_job_check(
+            RepeatedRequest("submit", "POST", "/v1/jobs", body, key, _no_check), count
+        )
 
-    def _submit_upload(self) -> Asked:
+    def _submit_upload(self) -> RepeatedRequest:
         key, lines = self._key(), 20
         slot = self._post("/v1/job_inputs", {"format": "text"})
         content = "\n".join(self.urls.pages[:lines]).encode()
@@ -126,38 +128,40 @@ class Desk:
         put = httpx.put(slot["upload"]["url"], content=content, headers=headers, trust_env=False)
         assert put.is_success, put.text
         body = {"file_input_id": slot["file_input_id"], "external_id": key}
-        return _making(Asked("upload", "POST", "/v1/jobs", body, key, _nothing), lines)
+        return _with_job_check(
+            RepeatedRequest("upload", "POST", "/v1/jobs", body, key, _no_check), lines
+        )
 
-    def _add_tasks(self) -> Asked:
+    def _add_tasks(self) -> RepeatedRequest:
         job_id = self._job(2, status="open")
         body = {"tasks": self.urls.tasks(3), "last_batch": True}
         return self._on(job_id, "add tasks", "POST", "/tasks", body, _until_ended(job_id, 5))
 
-    def _close(self) -> Asked:
+    def _close(self) -> RepeatedRequest:
         job_id = self._job(2, status="open")
         return self._on(job_id, "close", "POST", "/close", None, _until_ended(job_id, 2))
 
-    def _stop(self) -> Asked:
+    def _stop(self) -> RepeatedRequest:
         job_id = self._job(5)
         return self._on(job_id, "stop", "POST", "/stop", None, _is_stopped(job_id))
 
-    def _rerun(self) -> Asked:
+    def _rerun(self) -> RepeatedRequest:
         job_id = self._stopped_job()
         return self._on(job_id, "rerun", "POST", "/rerun", None, _until_ended(job_id, 5, runs=2))
 
-    def _delete(self) -> Asked:
+    def _delete(self) -> RepeatedRequest:
         job_id = self._job(5)
         return self._on(job_id, "delete", "DELETE", "", None, _is_gone(job_id))
 
-    def _export(self) -> Asked:
+    def _export(self) -> RepeatedRequest:
         job_id = self._stopped_job()
         run_id = self.client.get(f"/v1/jobs/{job_id}").json()["latest_run"]["run_id"]
         path = f"/runs/{run_id}/exports"
-        request = self._on(job_id, "export", "POST", path, None, _nothing)
+        request = self._on(job_id, "export", "POST", path, None, _no_check)
         request.verify = _is_exported(request)
         return request
 
-    def _set_webhook(self) -> Asked:
+    def _set_webhook(self) -> RepeatedRequest:
         job_id = self._stopped_job()
         body = {"url": self.urls.receiver, "signature": False}
         return self._on(job_id, "set webhook", "PUT", "/webhook", body, _has_webhook(job_id))
@@ -170,16 +174,16 @@ class Desk:
         path: str,
         body: Any,
         verify: Callable[[httpx.Client], str | None],
-    ) -> Asked:
-        return Asked(name, method, f"/v1/jobs/{job_id}{path}", body, self._key(), verify)
+    ) -> RepeatedRequest:
+        return RepeatedRequest(name, method, f"/v1/jobs/{job_id}{path}", body, self._key(), verify)
 
 
-def _nothing(_: httpx.Client) -> None:
+def _no_check(_: httpx.Client) -> None:
     return None
 
 
-def _making(request: Asked, total: int) -> Asked:
-    """A submit: the job that it is answered with ends, with so many tasks."""
+def _with_job_check(request: RepeatedRequest, total: int) -> RepeatedRequest:
+    """Adds a check to a submit: its job must end with `total` tasks."""
 
     def verify(client: httpx.Client) -> str | None:
         assert request.answer is not None
@@ -230,7 +234,7 @@ def _has_webhook(job_id: str) -> Callable[[httpx.Client], str | None]:
     return verify
 
 
-def _is_exported(request: Asked) -> Callable[[httpx.Client], str | None]:
+def _is_exported(request: RepeatedRequest) -> Callable[[httpx.Client], str | None]:
     def verify(client: httpx.Client) -> str | None:
         assert request.answer is not None
         export = client.get(f"{request.path}/{request.answer.json()['export_id']}").json()

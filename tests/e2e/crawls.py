@@ -1,6 +1,6 @@
-"""Crawls of a site with traps, killed and resumed: `python -m tests.e2e.crawls --pages 20000`.
+"""Crawls a site with traps, with kills on the way: `python -m tests.e2e.crawls --pages 20000`.
 
-What the crawl kept is compared with what the site has, page by page. `--engine aws` uses local
+The pages that the crawl kept are compared with the pages of the site. `--engine aws` uses local
 servers that stand in for AWS.
 """
 
@@ -30,7 +30,7 @@ KEY = "tests"
 
 @dataclass(slots=True)
 class Deployment:
-    """A server that can be killed and started again, and the process that crawls."""
+    """A deployment that can be killed and restarted, and the process that crawls."""
 
     url: Callable[[], str]
     restart: Callable[[], None]
@@ -48,7 +48,7 @@ class Outcome:
     rss_mb: list[int] = field(default_factory=list)
 
     def differences(self, site: TrapSite) -> list[str]:
-        """Everything that is not as it should be."""
+        """Returns every difference between the crawl and the site."""
         wrong = [f"missing {url}" for url in sorted(site.kept() - self.fetched)]
         wrong += [f"not of the site: {url}" for url in sorted(self.fetched - site.kept())]
         wrong += [f"failed: {url}" for url in sorted(self.failed ^ site.failing())]
@@ -61,7 +61,7 @@ class Outcome:
 
 
 def crawl_with_kills(site: TrapSite, deployment: Deployment, *, kills: int) -> Outcome:
-    """Crawls the whole site. The server is killed at equal distances of progress."""
+    """Crawls the whole site, and kills the server at equal distances of progress."""
     begun_at, rss_mb = time.monotonic(), []
     with _client(deployment) as client:
         crawl_id = client.create(
@@ -143,7 +143,7 @@ def embedded(folder: Path) -> Iterator[Deployment]:
 
 @contextmanager
 def on_aws(folder: Path) -> Iterator[Deployment]:
-    """An API and a worker over servers that stand in for AWS."""
+    """Runs an API and a worker on servers that stand in for AWS."""
     with (
         a_ministack(_folder(folder, "dynamodb")) as dynamodb,
         a_localstack(_folder(folder, "sqs")) as sqs,
@@ -160,7 +160,7 @@ def _folder(parent: Path, name: str) -> Path:
 
 
 def in_cloud(cloud: Cloud) -> Deployment:
-    """An API and a worker; both are killed and started again."""
+    """Runs an API and a worker; a restart kills both."""
     urls: list[str] = []
 
     def restart() -> None:
@@ -180,7 +180,7 @@ ENGINES = {"embedded": embedded, "aws": on_aws}
 @click.option("--kills", type=click.IntRange(0), default=2, help="How often the server is killed.")
 @click.option("--engine", type=click.Choice(list(ENGINES)), default="embedded")
 def main(pages: int, kills: int, engine: str) -> None:
-    """Crawl a site with traps, killed and resumed, and compare what was kept."""
+    """Crawl a site with traps, with kills on the way, and compare the kept pages."""
     with (
         tempfile.TemporaryDirectory() as folder,
         a_trap_site(pages) as site,

@@ -1,4 +1,4 @@
-"""A site that takes every connection, reads what comes and never answers; it counts who waits."""
+"""A site that accepts every connection, reads the requests and never answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class HangingSite:
-    """`open_count` sockets are held open from the other side now; `asked` paths have come."""
+    """`open_count` counts the connections that clients keep open; `asked` are requested paths."""
 
     port: int
     open_count: int = 0
@@ -57,7 +57,7 @@ def _serve(
                 continue
             assert isinstance(key.fileobj, socket.socket)
             piece = b""
-            with suppress(OSError):  # A process that was killed resets its connections.
+            with suppress(OSError):  # A killed process resets its connections.
                 piece = key.fileobj.recv(65_536)
             if piece:
                 site.asked.append(piece.split(b" ")[1].decode())

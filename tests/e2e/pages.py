@@ -1,5 +1,5 @@
-"""A site whose pages take as long as a test has them take; it counts who asks, and how many at
-once."""
+"""A site whose response time the test sets; it counts requests, and how many are open at the same
+time."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def some_pages(think_s: float = 0.05) -> Iterator[Pages]:
             try:
                 super().handle()
             except OSError:
-                return  # The client was killed, or closed the connection.
+                return  # The client was killed or closed the connection.
 
     class Server(ThreadingHTTPServer):
         daemon_threads = False

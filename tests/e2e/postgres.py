@@ -1,4 +1,4 @@
-"""A deployment on Postgres as people run it: `init`, an API, workers, with a folder of bodies."""
+"""A deployment on Postgres: `init`, an API and workers as processes, with a folder for bodies."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def a_deployment(
     is_set_up: bool = True,
     environ_more: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Deployment]:
-    """With these settings of the server; by default commits are durable."""
+    """Runs a deployment with these settings of the server; by default commits are durable."""
     with a_postgres(settings) as server:
         environ = {
             **os.environ,

@@ -1,4 +1,4 @@
-"""An auditor of a Postgres deployment with a folder of bodies: checks from outside that rows,
+"""Audits a Postgres deployment with a folder of bodies, without the program: checks that rows,
 counters and bodies agree."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TASKS = "SELECT run_id, status, result FROM tasks"
 
 
 def violations(url: str, blob_dir: Path) -> list[str]:
-    """Everything that must never be, found in what processes left behind."""
+    """Returns every violated invariant of a deployment's rows and bodies."""
     counters = _rows(url, _COUNTERS)
     tasks = _rows(url, _TASKS)
     found: list[str] = []
@@ -38,13 +38,15 @@ def violations(url: str, blob_dir: Path) -> list[str]:
         }
         found += [f"{run_id}: {fact} does not hold" for fact, holds in facts.items() if not holds]
     for run_id, _, result in tasks:
-        if result is not None and not _is_whole(blob_dir, msgspec.json.decode(result, type=Result)):
+        if result is not None and not _is_intact(
+            blob_dir, msgspec.json.decode(result, type=Result)
+        ):
             found.append(f"{run_id}: a body differs from its row")
     return found
 
 
 def leases_count(url: str, run_id: str) -> int:
-    """The leases of one run. Other leases protect background work, such as the sweeps."""
+    """Counts the leases of one run. Other leases protect background work, such as sweeps."""
     ((count,),) = _rows(
         url,
         "SELECT count(*) FROM leases WHERE expires_at > extract(epoch FROM clock_timestamp())"
@@ -57,7 +59,7 @@ def _rows(url: str, sql: str) -> list[tuple[Any, ...]]:
     return trio.run(execute, url, sql)
 
 
-def _is_whole(blob_dir: Path, result: Result) -> bool:
+def _is_intact(blob_dir: Path, result: Result) -> bool:
     place = place_in(str(blob_dir / "blobs"), result.key)
     with open(place.path, "rb") as file:
         file.seek(place.offset)

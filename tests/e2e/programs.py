@@ -1,4 +1,4 @@
-"""Starting the real program and a site for it to scrape, as a person would."""
+"""Starts the real program as a process, and a site for it to scrape."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ from tests.crash.injection import PROGRAM, VARIABLE
 T = TypeVar("T")
 
 PRODUCT = "conveyor.cli.main"
-# Processes start slowly on a busy machine; a test that hangs ends by its own timeout.
+# Processes start slowly on a busy machine; a hanging test ends by its own timeout.
 DEADLINE_S = 300.0
 KEY = {"X-API-Key": "tests"}
 
 
 def until(
     what: str,
-    look: Callable[[], T | None],
+    check: Callable[[], T | None],
     *,
     deadline_s: float = DEADLINE_S,
     every_s: float = 0.02,
 ) -> T:
-    """Looks again and again until there is something to see."""
+    """Polls until the function returns a value other than None and False, and returns it."""
     give_up_at = time.monotonic() + deadline_s
     while time.monotonic() < give_up_at:
-        seen = look()
-        if seen is not None and seen is not False:
-            return seen
+        value = check()
+        if value is not None and value is not False:
+            return value
         time.sleep(every_s)
-    raise AssertionError(f"waited {deadline_s} s in vain for {what}")
+    raise AssertionError(f"waited {deadline_s} s for {what}")
 
 
 @contextmanager
 def a_site() -> Iterator[Site]:
-    """The demo site, in a thread of its own."""
+    """Runs the demo site in a separate thread."""
     ready: list[Site] = []
     tokens: list[tuple[trio.lowlevel.TrioToken, trio.CancelScope]] = []
     is_up = threading.Event()
@@ -73,7 +73,7 @@ def a_site() -> Iterator[Site]:
 
 
 class Process(Protocol):
-    """A process of ours, however it was started."""
+    """A process of the program, started by Popen or forked."""
 
     @property
     def pid(self) -> int: ...
@@ -96,7 +96,7 @@ def spawn(module: str, arguments: Sequence[str], environ: dict[str, str], log: P
 
 
 def program_for(environ: Mapping[str, str], module: str = PRODUCT) -> str:
-    """The module to run: the product, or the product with a crash switch."""
+    """Returns the module to run: the product, or the product with a crash switch."""
     return PROGRAM if module == PRODUCT and VARIABLE in environ else module
 
 
@@ -116,9 +116,9 @@ class Server:
     url: str = ""
 
     def start(self, **more: str) -> None:
-        """Starts the process; returns when it listens, or has ended."""
+        """Starts the process. Returns when it listens or has ended."""
         log = self.data_dir.parent / "server.log"
-        seen = log.stat().st_size if log.exists() else 0
+        offset = log.stat().st_size if log.exists() else 0
         environ = {**os.environ, **self._environ(), **self.environ, **more}
         log.touch()
         self.process = self.launch(
@@ -127,7 +127,7 @@ class Server:
 
         def listening() -> str | None:
             with log.open("rb") as file:
-                file.seek(seen)
+                file.seek(offset)
                 match = re.search(rb"listening on (http://\S+)", file.read())
             if match is not None:
                 return match.group(1).decode()
@@ -167,13 +167,13 @@ class Server:
             return client.request(method, path, headers=headers, **options)
 
     def ended_run(self, job_id: str) -> dict[str, Any] | None:
-        """The job's latest run once it is terminal."""
+        """Returns the job's latest run if it has ended, otherwise None."""
         run: dict[str, Any] = self.call("GET", f"/v1/jobs/{job_id}").json()["latest_run"]
         return run if run["terminal"] else None
 
 
 def _not_empty(address: str | None, server: Server) -> str | None:
-    """An empty answer means that it ended instead: that too is something to see."""
+    """Returns "ended" as the address of a server that ended before it listened."""
     return "ended" if address == "" and server.has_ended() else address
 
 

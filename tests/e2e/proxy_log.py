@@ -1,4 +1,4 @@
-"""A tap between a process and a server of AWS: passes every byte on, and counts what it hears."""
+"""A proxy between a process and an AWS server, which counts the operations of the process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Names = Callable[[bytes], list[str]]
 
 
 def agents_in(piece: bytes) -> list[str]:
-    """The programs that say so: ours does not."""
+    """Returns the clients that send a User-Agent; our transport sends none."""
     return [name.decode() for name in _AGENT.findall(piece)]
 
 
@@ -57,54 +57,54 @@ def _s3_operation(method: bytes, target: bytes, headers: bytes) -> str:
 
 
 @contextmanager
-def tapped(
+def counting_calls(
     cloud: Cloud, names_in: Names = operations_in
 ) -> Iterator[tuple[dict[str, str], Counter[str]]]:
-    """Settings under which a process of the deployment is listened to, and what was heard of it:
-    the operations that it asked for, unless something else is listened for."""
-    heard: Counter[str] = Counter()
+    """Yields settings under which a process calls AWS through proxies, and a counter of the
+    operations that it calls, or of what `names_in` finds in its requests."""
+    calls: Counter[str] = Counter()
     environ = {}
-    with ExitStack() as taps:
+    with ExitStack() as proxies:
         for name in ("DYNAMODB", "SQS", "S3", "SFN"):
             variable = f"AWS_ENDPOINT_URL_{name}"
             port = urlsplit(cloud.environ[variable]).port
             assert port is not None
             environ[variable] = (
-                f"http://127.0.0.1:{taps.enter_context(_tap(port, names_in, heard))}"
+                f"http://127.0.0.1:{proxies.enter_context(_run_proxy(port, names_in, calls))}"
             )
-        yield environ, heard
+        yield environ, calls
 
 
 @contextmanager
-def _tap(to: int, names_in: Names, heard: Counter[str]) -> Iterator[int]:
+def _run_proxy(to: int, names_in: Names, calls: Counter[str]) -> Iterator[int]:
     with socket.create_server(("127.0.0.1", 0), backlog=128) as listening:
-        thread = threading.Thread(target=_serve, args=(listening, to, names_in, heard))
+        thread = threading.Thread(target=_serve, args=(listening, to, names_in, calls))
         thread.start()
         yield listening.getsockname()[1]
         listening.shutdown(socket.SHUT_RDWR)
         thread.join()
 
 
-def _serve(listening: socket.socket, to: int, names_in: Names, heard: Counter[str]) -> None:
-    passing: list[threading.Thread] = []
-    with suppress(OSError):  # The end of the tap.
+def _serve(listening: socket.socket, to: int, names_in: Names, calls: Counter[str]) -> None:
+    threads: list[threading.Thread] = []
+    with suppress(OSError):  # The listening socket is closed at the end.
         while True:
             client, _ = listening.accept()
             server = socket.create_connection(("127.0.0.1", to))
-            for args in ((client, server, names_in, heard), (server, client, _nothing_in, heard)):
-                passing.append(threading.Thread(target=_pass_on, args=args, daemon=True))
-                passing[-1].start()
+            for args in ((client, server, names_in, calls), (server, client, _nothing_in, calls)):
+                threads.append(threading.Thread(target=_forward, args=args, daemon=True))
+                threads[-1].start()
 
 
 def _nothing_in(answer: bytes) -> list[str]:
     return []
 
 
-def _pass_on(
-    source: socket.socket, sink: socket.socket, names_in: Names, heard: Counter[str]
+def _forward(
+    source: socket.socket, sink: socket.socket, names_in: Names, calls: Counter[str]
 ) -> None:
     with suppress(OSError), source:
         while piece := source.recv(_PIECE):
-            heard.update(names_in(piece))
+            calls.update(names_in(piece))
             sink.sendall(piece)
         sink.shutdown(socket.SHUT_WR)

@@ -1,4 +1,4 @@
-"""A webhook receiver as a customer would run it: a thread, a port, and a memory."""
+"""A webhook receiver in a separate thread, which stores every delivery."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Receiver:
 
 @contextmanager
 def a_receiver(port: int = 0) -> Iterator[Receiver]:
-    """Listens while the block runs: on a port of its own, or where nobody did before."""
+    """Runs a receiver on `port`, or on a free port."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

@@ -1,5 +1,5 @@
-"""A proxy in front of S3: each request passes, or each is refused as S3 refuses without a bucket or
-without rights. (SeaweedFS makes a bucket that is written to and missing, which S3 never does.)"""
+"""A proxy in front of S3 that forwards requests, or refuses them as S3 does if the bucket is
+missing or access is denied. (SeaweedFS creates a missing bucket on a write; S3 never does.)"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 
 @dataclass(slots=True)
 class RefusingProxy:
-    """Served by `tests.attack.origin.serve`; `refused_count` counts the requests it refused."""
+    """Runs in `tests.attack.origin.serve`; `refused_count` counts refused requests."""
 
     upstream: str
     status: str
@@ -36,24 +36,26 @@ class RefusingProxy:
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             upstream = await trio.open_tcp_stream(server.hostname, server.port)
             async with stream, upstream, trio.open_nursery() as nursery:
-                nursery.start_soon(self._pass_on, upstream, stream)
-                await self._hear(stream, upstream)
+                nursery.start_soon(self._forward, upstream, stream)
+                await self._forward_requests(stream, upstream)
                 nursery.cancel_scope.cancel()
 
-    async def _hear(self, stream: trio.SocketStream, upstream: trio.SocketStream) -> None:
+    async def _forward_requests(
+        self, stream: trio.SocketStream, upstream: trio.SocketStream
+    ) -> None:
         async for piece in stream:
             if self.is_refusing:
                 await self._refuse(stream, bytes(piece))
                 return
             await upstream.send_all(piece)
 
-    async def _refuse(self, stream: trio.SocketStream, heard: bytes) -> None:
-        """Reads the request to its end first: a client that still sends would see a reset."""
-        while b"\r\n\r\n" not in heard or not _is_whole(heard):
+    async def _refuse(self, stream: trio.SocketStream, request: bytes) -> None:
+        """Reads the whole request before the response: a client that still sends gets a reset."""
+        while b"\r\n\r\n" not in request or not _is_complete(request):
             piece = await stream.receive_some()
             if not piece:
                 return
-            heard += piece
+            request += piece
         self.refused_count += 1
         body = f"<Error><Code>{self.code}</Code><Message>No.</Message></Error>"
         lines = [
@@ -64,14 +66,14 @@ class RefusingProxy:
         ]
         await stream.send_all("\r\n".join([*lines, "", body]).encode())
 
-    async def _pass_on(self, upstream: trio.SocketStream, stream: trio.SocketStream) -> None:
+    async def _forward(self, upstream: trio.SocketStream, stream: trio.SocketStream) -> None:
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             async for piece in upstream:
                 await stream.send_all(piece)
             await stream.aclose()
 
 
-def _is_whole(request: bytes) -> bool:
+def _is_complete(request: bytes) -> bool:
     head, _, body = request.partition(b"\r\n\r\n")
     length = _LENGTH.search(head)
     return length is None or len(body) >= int(length.group(1))

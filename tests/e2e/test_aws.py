@@ -1,4 +1,4 @@
-"""The AWS engine with processes that come and go as they are asked to."""
+"""Tests the AWS engine with several processes that start and stop in order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.cloud import Cloud, Process, a_client, a_cloud, ended_run, run_of
 from tests.e2e.programs import a_site, until
-from tests.e2e.proxy_log import agents_in, tapped
+from tests.e2e.proxy_log import agents_in, counting_calls
 from tests.e2e.test_stop import a_silent_site
 
 pytestmark = pytest.mark.slow
@@ -26,13 +26,13 @@ def cloud(request: pytest.FixtureRequest, redis: str, tmp_path: Path) -> Iterato
 
 
 def _metrics_of(cloud: Cloud, worker: Process) -> str:
-    """Where it says that it shows them."""
+    """Returns the URL of the worker's metrics, from its log."""
     match = re.search(r"(http://[^\s\"]+/metrics)", cloud.log_of(worker))
     assert match is not None, cloud.log_of(worker)
     return match.group(1)
 
 
-def test_a_job_is_done_by_workers_in_other_processes_and_they_end_when_asked(cloud: Cloud) -> None:
+def test_workers_in_other_processes_finish_a_job_and_end_on_sigterm(cloud: Cloud) -> None:
     first, again = cloud.run("init"), cloud.run("init")
     with a_site() as site, a_client(cloud.api()) as client:
         workers = cloud.workers(2)
@@ -58,11 +58,11 @@ def test_a_job_is_done_by_workers_in_other_processes_and_they_end_when_asked(clo
 
 
 @pytest.mark.parametrize("cloud", ["with Redis"], indirect=True)
-def test_the_sdk_of_aws_can_make_the_calls_instead(cloud: Cloud) -> None:
+def test_a_worker_can_call_aws_through_the_sdk(cloud: Cloud) -> None:
     with (
         a_site() as site,
-        tapped(cloud, agents_in) as (lean, of_the_lean_one),
-        tapped(cloud, agents_in) as (boto, of_the_sdk),
+        counting_calls(cloud, agents_in) as (lean, agents_of_transport),
+        counting_calls(cloud, agents_in) as (boto, agents_of_sdk),
         a_client(cloud.api(**lean)) as client,
     ):
         cloud.workers(1, CONVEYOR_AWS_PLANE="boto", **boto)
@@ -72,12 +72,12 @@ def test_the_sdk_of_aws_can_make_the_calls_instead(cloud: Cloud) -> None:
         run = until("the run to end", lambda: ended_run(client, job_id))
 
     assert (run["stats"]["completed"], run["stats"]["total"]) == (20, 20)
-    assert set(of_the_lean_one) == set()
-    assert set(of_the_sdk) == {"aiobotocore"}
+    assert set(agents_of_transport) == set()
+    assert set(agents_of_sdk) == {"aiobotocore"}
 
 
 @pytest.mark.parametrize("cloud", ["without Redis"], indirect=True)
-def test_an_api_ends_when_asked_and_another_goes_on(cloud: Cloud) -> None:
+def test_an_api_ends_on_sigterm_and_another_serves_its_job(cloud: Cloud) -> None:
     first = cloud.start("api", CONVEYOR_DRAIN_S="0")
     with a_client(cloud.url_of(first)) as client:
         tasks = [{"url": "https://example.com/"}]

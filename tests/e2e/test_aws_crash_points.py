@@ -1,11 +1,12 @@
-"""The crash matrix of the AWS engine: a process ends before or after any call that it makes,
-another goes on, the client asks again with its key, and everything has happened once.
+"""The crash matrix of the AWS engine: a process ends before or after any call that it makes, other
+processes continue, the client repeats its request with its key, and each request had its effect
+once.
 
-A reference run is listened to, so that the points are what the program does today. By default every
-operation is a point once for the API and once for a worker, on one side;
-CONVEYOR_TEST_CRASH_POINTS=each takes both sides and the calls that reach Redis, and =all takes
-every call of every step of the API, and the calls of a worker at growing distances. Those two write
-their part of tests/chaos/MATRIX.md. A point that is not met is tried again, and then is a failure.
+The crash points are the calls that a reference run makes today. By default every operation is a
+point once for the API and once for a worker, on one side. CONVEYOR_TEST_CRASH_POINTS=each takes
+both sides and the calls to Redis; =all takes every call of every step of the API, and the calls of
+a worker at growing numbers. Those two write their part of tests/chaos/MATRIX.md. A point that is
+not reached is tried again; then it is a failure.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ import pytest
 from tests.chaos.aws_page import write_aws
 from tests.e2e.aws_audit import rows_of, violations
 from tests.e2e.cloud import Cloud, a_client, a_cloud
-from tests.e2e.crash_steps import Asked, Desk, Urls
+from tests.e2e.crash_steps import RepeatedRequest, StepFactory, Urls
 from tests.e2e.programs import a_site, until
-from tests.e2e.proxy_log import tapped
+from tests.e2e.proxy_log import counting_calls
 from tests.e2e.receiver import Receiver, a_receiver
 
 pytestmark = pytest.mark.slow
@@ -35,20 +36,20 @@ TRIES = 3 if DEPTH else 1
 AT_ONCE = 5
 DISTANCES = (1, 2, 3, 5, 8, 13, 21)
 SIDES = ("before", "after")
-FED = ("submit", "submit later", "rerun", "delete", "export")
-# What five workers in a row were lost over is given up, and says so (SPEC.md 4.19, 4.3).
+WORK = ("submit", "submit later", "rerun", "delete", "export")
+# Work over which five workers in a row were lost fails with these reasons (SPEC.md 4.19, 4.3).
 GIVEN_UP = ("ingest_failed", "the export could not be made")
-# A token that no task has is refused, and a refusal is not passed on its far side.
+# Step Functions refuses the token of no task, so the "after" side of this call is never reached.
 REFUSED = ("stepfunctions.SendTaskSuccess",)
-# What goes to Redis is not HTTP, and cannot be listened to: these are calls of the port.
-LATE = ("coordinator.renew",)  # By a worker that has lived and held leases for ten seconds.
-# A worker looks at marks never, and counts leases only of a run that is being stopped.
+# Calls to Redis are not HTTP, so the proxy does not see them: these are calls of the port.
+AFTER_TEN_S = ("coordinator.renew",)  # Only after a worker has held leases for ten seconds.
+# The other calls of the port are rare in a worker, such as counting the leases of a stopped run.
 REDIS = ("acquire", "acquire_hosts", "renew", "release", "put_status")
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Where a process ends; `step` is what the API is asked for meanwhile."""
+    """A crash point; `step` is the request that the API serves at that moment."""
 
     call: str
     count: int
@@ -60,50 +61,53 @@ class Point:
 
 
 @dataclass(slots=True)
-class Scene:
+class CrashSetup:
     cloud: Cloud
-    desk: Desk
+    factory: StepFactory
     receiver: Receiver
 
-    def ask(self, step: str, client: httpx.Client) -> Asked:
-        requests = self.desk.steps[step]()
+    def ask(self, step: str, client: httpx.Client) -> RepeatedRequest:
+        requests = self.factory.steps[step]()
         requests.answer = requests.send(client)
         return requests
 
-    def feed(self) -> list[Asked]:
-        """Work of every kind for a worker; the API answers, and nobody has done it yet."""
-        requests = [self.ask(step, self.desk.client) for step in FED]
-        body = {"tasks": self.desk.urls.tasks(1), "sfn_task_token": "of-no-task"}
-        assert self.desk.client.post("/v1/jobs", json=body).status_code == 201
-        gentle = {"tasks": self.desk.urls.tasks(4), "host_limits": {"concurrency": 1}}
-        assert self.desk.client.post("/v1/jobs", json=gentle).status_code == 201
+    def submit_work(self) -> list[RepeatedRequest]:
+        """Submits work of every kind for a worker."""
+        requests = [self.ask(step, self.factory.client) for step in WORK]
+        body = {"tasks": self.factory.urls.tasks(1), "sfn_task_token": "of-no-task"}
+        assert self.factory.client.post("/v1/jobs", json=body).status_code == 201
+        gentle = {"tasks": self.factory.urls.tasks(4), "host_limits": {"concurrency": 1}}
+        assert self.factory.client.post("/v1/jobs", json=gentle).status_code == 201
         return requests
 
 
 @pytest.fixture(scope="module")
-def scene(
+def setup(
     request: pytest.FixtureRequest, redis: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Scene]:
+) -> Iterator[CrashSetup]:
     folder = tmp_path_factory.mktemp("crashes")
     with a_site() as site, a_receiver() as receiver, a_cloud(request, folder, redis=redis) as cloud:
         cloud.environ["CONVEYOR_SYNC_TASKS_MAX"] = "84"
         with a_client(cloud.api()) as client:
             urls = Urls(site.urls(110), receiver.url)
-            yield Scene(cloud, Desk(client, urls), receiver)
+            yield CrashSetup(cloud, StepFactory(client, urls), receiver)
 
 
-def api_points(scene: Scene) -> tuple[list[Point], list[Asked]]:
-    """Every call that the API makes for each step, by its number since the start."""
+def api_points(setup: CrashSetup) -> tuple[list[Point], list[RepeatedRequest]]:
+    """Returns every call that the API makes for each step, numbered since its start."""
     points, requests = [], []
-    with tapped(scene.cloud) as (environ, heard), a_client(scene.cloud.api(**environ)) as client:
-        at_start = Counter(heard)
+    with (
+        counting_calls(setup.cloud) as (environ, calls),
+        a_client(setup.cloud.api(**environ)) as client,
+    ):
+        at_start = Counter(calls)
         points += [Point(call, n + 1, side) for call, n, side in _each(at_start, Counter())]
-        for step in scene.desk.steps:
-            prepared = scene.desk.steps[step]()
-            before = Counter(heard)
+        for step in setup.factory.steps:
+            prepared = setup.factory.steps[step]()
+            before = Counter(calls)
             prepared.answer = prepared.send(client)
             requests.append(prepared)
-            counts = _each(heard - before, at_start)
+            counts = _each(calls - before, at_start)
             points += [Point(call, n + 1, side, step) for call, n, side in counts]
     return (points if IS_ALL else _sample(points)), requests
 
@@ -118,7 +122,7 @@ def _each(counts: Counter[str], at_start: Counter[str]) -> list[tuple[str, int, 
 
 
 def _sample(points: Sequence[Point]) -> list[Point]:
-    """The last point of each call, on one side and the other in turn."""
+    """Returns the last point of each call, with alternating sides."""
     of_call = {point.call: point for point in points}
     last = [point for point in points if _is_at(point, of_call[point.call])]
     if DEPTH:
@@ -131,68 +135,81 @@ def _is_at(point: Point, other: Point) -> bool:
     return (point.step, point.count) == (other.step, other.count)
 
 
-def worker_points(scene: Scene, requests: Sequence[Asked]) -> list[Point]:
-    """The calls of a worker that does work of every kind, to its end."""
-    with tapped(scene.cloud) as (environ, heard):
-        worker = scene.cloud.start("worker", **environ)
-        _wait_until_done(scene, requests)
+def worker_points(setup: CrashSetup, requests: Sequence[RepeatedRequest]) -> list[Point]:
+    """Returns the calls of a worker that does work of every kind."""
+    with counting_calls(setup.cloud) as (environ, calls):
+        worker = setup.cloud.start("worker", **environ)
+        _wait_until_done(setup, requests)
         worker.kill()
         worker.wait()
     if DEPTH:
-        heard.update({f"coordinator.{name}": 1 for name in REDIS})
-    calls = sorted(heard.items())
+        calls.update({f"coordinator.{name}": 1 for name in REDIS})
+    reference = sorted(calls.items())
     if not DEPTH:
         return [
             Point(call, 1, "before" if call in REFUSED else SIDES[number % 2])
-            for number, (call, _) in enumerate(calls)
+            for number, (call, _) in enumerate(reference)
         ]
     return [
         Point(call, count, side)
-        for call, counts in calls
+        for call, counts in reference
         for count in (DISTANCES if IS_ALL else (1,))
         for side in SIDES
         if count <= counts and not (call in REFUSED and side == "after")
     ]
 
 
-def test_a_crash_at_any_call_loses_nothing_and_does_nothing_twice(scene: Scene) -> None:
-    of_api, requests = api_points(scene)
-    requests += scene.feed()
-    of_worker = worker_points(scene, requests)
+def test_a_crash_at_any_call_loses_no_request_and_repeats_no_effect(setup: CrashSetup) -> None:
+    of_api, requests = api_points(setup)
+    requests += setup.submit_work()
+    of_worker = worker_points(setup, requests)
 
-    missed = _misses_of_apis(scene, of_api, requests)
-    # Before there are workers: a stop that comes after the last task stops nothing.
-    complaints = [request.send_until_answered(scene.desk.client) for request in requests]
-    lazy = _misses_of_workers(scene, of_worker, requests)
-    scene.cloud.workers(2)
-    complaints += [request.send_until_answered(scene.desk.client) for request in requests]
-    _wait_until_done(scene, requests, GIVEN_UP)
-    until("all to be told", lambda: not _untold(scene) or None, deadline_s=120, every_s=2)
+    missed_by_apis = _misses_of_apis(setup, of_api, requests)
+    # Sent before workers start, because a stop after the last task has no effect.
+    problems = [request.send_until_answered(setup.factory.client) for request in requests]
+    missed_by_workers = _misses_of_workers(setup, of_worker, requests)
+    setup.cloud.workers(2)
+    problems += [request.send_until_answered(setup.factory.client) for request in requests]
+    _wait_until_done(setup, requests, GIVEN_UP)
+    until(
+        "all webhooks to be delivered",
+        lambda: not _undelivered(setup) or None,
+        deadline_s=120,
+        every_s=2,
+    )
 
-    bad = [complaint for complaint in complaints if complaint]
-    bad += [*violations(scene.cloud), *_find_doubles(scene)]
+    bad = [problem for problem in problems if problem]
+    bad += [*violations(setup.cloud), *_find_duplicates(setup)]
     if DEPTH:
-        write_aws(DEPTH, of_api, of_worker, {*missed, *lazy}, bad)
-    print("not met:", *missed, *lazy)
+        write_aws(DEPTH, of_api, of_worker, {*missed_by_apis, *missed_by_workers}, bad)
+    print("not reached:", *missed_by_apis, *missed_by_workers)
     assert bad == []
-    assert missed == []
-    # Workers share their work: which of them makes the eighth call, if any, is not ours to say.
-    assert [point for point in lazy if DEPTH and point.count == 1 and point.call not in LATE] == []
+    assert missed_by_apis == []
+    # Workers share their work, so a worker may never make the eighth call of a kind.
+    assert [
+        point
+        for point in missed_by_workers
+        if DEPTH and point.count == 1 and point.call not in AFTER_TEN_S
+    ] == []
 
 
-def _misses_of_apis(scene: Scene, points: Sequence[Point], requests: list[Asked]) -> list[Point]:
+def _misses_of_apis(
+    setup: CrashSetup, points: Sequence[Point], requests: list[RepeatedRequest]
+) -> list[Point]:
     for _ in range(TRIES):
         waves = _report_progress(_waves(points), "API", len(points))
-        points = [point for wave in waves for point in _crash_apis(scene, wave, requests)]
+        points = [point for wave in waves for point in _crash_apis(setup, wave, requests)]
     return list(points)
 
 
-def _misses_of_workers(scene: Scene, points: Sequence[Point], requests: list[Asked]) -> list[Point]:
+def _misses_of_workers(
+    setup: CrashSetup, points: Sequence[Point], requests: list[RepeatedRequest]
+) -> list[Point]:
     for _ in range(TRIES):
         missed = []
         for wave in _report_progress(_waves(points), "worker", len(points)):
-            requests += scene.feed()
-            missed += _crash_workers(scene, wave)
+            requests += setup.submit_work()
+            missed += _crash_workers(setup, wave)
         points = missed
     return list(points)
 
@@ -200,7 +217,7 @@ def _misses_of_workers(scene: Scene, points: Sequence[Point], requests: list[Ask
 def _report_progress(
     waves: Iterator[Sequence[Point]], whose: str, of: int
 ) -> Iterator[Sequence[Point]]:
-    """A line for each wave, so that whoever waits knows for what."""
+    """Prints a line for each wave of crashes."""
     for number, wave in enumerate(waves):
         print(f"{whose} {number * AT_ONCE}/{of}:", *wave, flush=True)
         yield wave
@@ -210,31 +227,33 @@ def _waves(points: Sequence[Point]) -> Iterator[Sequence[Point]]:
     return (points[start : start + AT_ONCE] for start in range(0, len(points), AT_ONCE))
 
 
-def _crash_apis(scene: Scene, wave: Sequence[Point], requests: list[Asked]) -> list[Point]:
-    """Sends each request to a process that ends on its way; answers the points not passed."""
-    started = [(point, scene.cloud.start("api", TEST_CRASH_AT=str(point))) for point in wave]
+def _crash_apis(
+    setup: CrashSetup, wave: Sequence[Point], requests: list[RepeatedRequest]
+) -> list[Point]:
+    """Sends each request to a process that crashes. Returns the points that were not reached."""
+    started = [(point, setup.cloud.start("api", TEST_CRASH_AT=str(point))) for point in wave]
     missed = []
     for point, process in started:
-        url = scene.cloud.url_of(process)
+        url = setup.cloud.url_of(process)
         with ExitStack() as clients:
-            client = clients.enter_context(a_client(url)) if url else _nobody(clients)
+            client = clients.enter_context(a_client(url)) if url else _client_of_nothing(clients)
             if point.step:
-                requests.append(scene.ask(point.step, client))
+                requests.append(setup.ask(point.step, client))
                 if requests[-1].answer is None:
                     process.wait(timeout=30)
-        if not _has_crashed(scene.cloud, process.pid):
+        if not _has_crashed(setup.cloud, process.pid):
             missed.append(point)
     return missed
 
 
-def _nobody(clients: ExitStack) -> httpx.Client:
-    """A client of a server that is not there."""
+def _client_of_nothing(clients: ExitStack) -> httpx.Client:
+    """Returns a client of an address at which no server listens."""
     return clients.enter_context(a_client("http://127.0.0.1:1"))
 
 
-def _crash_workers(scene: Scene, wave: Sequence[Point]) -> list[Point]:
-    workers = [scene.cloud.start("worker", TEST_CRASH_AT=str(point)) for point in wave]
-    with suppress(AssertionError):  # Those that did not are told.
+def _crash_workers(setup: CrashSetup, wave: Sequence[Point]) -> list[Point]:
+    workers = [setup.cloud.start("worker", TEST_CRASH_AT=str(point)) for point in wave]
+    with suppress(AssertionError):  # The caller reports points without a crash.
         until(
             "the workers to crash",
             lambda: all(worker.poll() is not None for worker in workers) or None,
@@ -243,12 +262,12 @@ def _crash_workers(scene: Scene, wave: Sequence[Point]) -> list[Point]:
     return [
         point
         for point, worker in zip(wave, workers, strict=True)
-        if not _has_crashed(scene.cloud, worker.pid)
+        if not _has_crashed(setup.cloud, worker.pid)
     ]
 
 
 def _has_crashed(cloud: Cloud, pid: int) -> bool:
-    """By itself, where it was to; one that lives on is ended here."""
+    """Returns whether the process crashed at its point; kills it if not."""
     (process,) = [candidate for candidate in cloud.processes if candidate.pid == pid]
     if process.poll() is None:
         process.kill()
@@ -258,16 +277,18 @@ def _has_crashed(cloud: Cloud, pid: int) -> bool:
     return True
 
 
-def _wait_until_done(scene: Scene, requests: Sequence[Asked], excuses: Sequence[str] = ()) -> None:
+def _wait_until_done(
+    setup: CrashSetup, requests: Sequence[RepeatedRequest], excuses: Sequence[str] = ()
+) -> None:
     waiting = dict.fromkeys(range(len(requests)), "")
 
     def is_done() -> bool | None:
         for number in list(waiting):
-            complaint = requests[number].verify(scene.desk.client)
-            if complaint is None or any(excuse in complaint for excuse in excuses):
+            problem = requests[number].verify(setup.factory.client)
+            if problem is None or any(excuse in problem for excuse in excuses):
                 del waiting[number]
             else:
-                waiting[number] = f"{requests[number].name}: {complaint}"
+                waiting[number] = f"{requests[number].name}: {problem}"
         return not waiting or None
 
     try:
@@ -276,15 +297,15 @@ def _wait_until_done(scene: Scene, requests: Sequence[Asked], excuses: Sequence[
         pytest.fail("\n".join([f"{len(waiting)} are not done:", *waiting.values()]))
 
 
-def _find_doubles(scene: Scene) -> list[str]:
-    """Keys by which more than one job was made."""
-    counts = Counter(row.get("external_id") for row in rows_of(scene.cloud, "Job"))
+def _find_duplicates(setup: CrashSetup) -> list[str]:
+    """Returns the keys for which more than one job was created."""
+    counts = Counter(row.get("external_id") for row in rows_of(setup.cloud, "Job"))
     return [key for key, count in counts.items() if key and count > 1]
 
 
-def _untold(scene: Scene) -> list[str]:
-    """Runs with a webhook whose end nobody was told of; each event has one id."""
-    event_ids = {delivery.headers["X-ZenRows-Event-Id"] for delivery in scene.receiver.received}
-    notices = [row for row in rows_of(scene.cloud, "Notice") if row["pk"].startswith("Notice#")]
+def _undelivered(setup: CrashSetup) -> list[str]:
+    """Returns the notices of runs that no delivery has carried."""
+    event_ids = {delivery.headers["X-ZenRows-Event-Id"] for delivery in setup.receiver.received}
+    notices = [row for row in rows_of(setup.cloud, "Notice") if row["pk"].startswith("Notice#")]
     due = [row["notice_id"] for row in notices if row.get("channel", "webhook") == "webhook"]
     return [notice for notice in due if notice not in event_ids]

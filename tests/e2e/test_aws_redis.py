@@ -1,4 +1,4 @@
-"""Redis is killed in the middle of a run and comes back empty: the run goes on, under its cap."""
+"""Tests that a run stays under its cap while Redis is killed and comes back empty."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tests.servers import a_redis, free_port
 pytestmark = pytest.mark.slow
 
 CAP, PAGES = 12, 1_800
-AWAY, BACK = "coordinator unavailable", "coordinator available again"
+UNAVAILABLE, AVAILABLE = "coordinator unavailable", "coordinator available again"
 
 
-def test_a_run_goes_on_without_redis_and_when_it_is_back(
+def test_a_run_continues_without_redis_and_after_its_return(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     port = free_port()
@@ -29,11 +29,11 @@ def test_a_run_goes_on_without_redis_and_when_it_is_back(
             workers = cloud.workers(2)
             body = {"tasks": pages.tasks(PAGES), "max_inflight": CAP}
             job_id = client.post("/v1/jobs", json=body).json()["job_id"]
-            # At 60 a second. By then the workers know of each other: they look every 10 s.
+            # At 60 pages a second; by then the workers have read each other's reports.
             until("work with Redis", lambda: pages.asked.total() >= 800 or None)
             redis.close()
-            until("it to be missed", lambda: _all_say(cloud, workers, AWAY))
-            # Fetches that were under way at the outage count on top for a moment and are allowed.
+            until("it to be missed", lambda: _all_logs_contain(cloud, workers, UNAVAILABLE))
+            # Fetches that were in flight at the outage may exceed the cap for a moment.
             requests_before = pages.asked.total()
             until(
                 "older pages to end",
@@ -45,7 +45,7 @@ def test_a_run_goes_on_without_redis_and_when_it_is_back(
             )
             away_max, was_live = pages.inflight_max, not run_of(client, job_id)["terminal"]
             redis.enter_context(a_redis(tmp_path / "redis-2", port))
-            until("it to be found", lambda: _all_say(cloud, workers, BACK))
+            until("it to be found", lambda: _all_logs_contain(cloud, workers, AVAILABLE))
             run = until("the run to end", lambda: ended_run(client, job_id))
 
             assert was_live
@@ -54,5 +54,5 @@ def test_a_run_goes_on_without_redis_and_when_it_is_back(
             assert violations(cloud) == []
 
 
-def _all_say(cloud: Cloud, workers: list[Process], text: str) -> bool | None:
+def _all_logs_contain(cloud: Cloud, workers: list[Process], text: str) -> bool | None:
     return all(text in cloud.log_of(worker) for worker in workers) or None

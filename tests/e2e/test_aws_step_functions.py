@@ -1,4 +1,4 @@
-"""A state machine that waits for a job, told of its end by a worker, over the wire."""
+"""Tests state machines that wait for a job, and that a worker notifies of its end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def cloud(request: pytest.FixtureRequest, redis: str, tmp_path: Path) -> Iterato
 
 
 class Waiting:
-    """An execution that waits; its machine lives where the deployment calls back."""
+    """A waiting execution of a state machine on the server that the deployment calls."""
 
     def __init__(self, cloud: Cloud) -> None:
         server = cloud.environ["AWS_ENDPOINT_URL_SFN"]
@@ -53,7 +53,7 @@ class Waiting:
         return trio.run(end)
 
 
-def test_a_state_machine_goes_on_when_its_job_is_done(cloud: Cloud) -> None:
+def test_a_state_machine_continues_when_its_job_has_ended(cloud: Cloud) -> None:
     waiting = Waiting(cloud)
     token = waiting.start()
     with some_pages() as pages, a_client(cloud.api()) as client:
@@ -85,7 +85,7 @@ def test_a_state_machine_fails_when_its_job_is_stopped(cloud: Cloud) -> None:
     assert json.loads(end["cause"])["job_id"] == job_id
 
 
-def test_a_token_that_nobody_knows_ends_its_delivery(cloud: Cloud) -> None:
+def test_the_delivery_of_an_unknown_token_is_given_up(cloud: Cloud) -> None:
     with some_pages() as pages, a_client(cloud.api()) as client:
         cloud.workers(1)
         body = {"tasks": pages.tasks(1), "sfn_task_token": "of-no-task"}

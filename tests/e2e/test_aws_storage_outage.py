@@ -1,4 +1,4 @@
-"""The bucket of the AWS engine is away while a gateway charges for each page (SPEC.md 4.11).
+"""Tests an outage of the AWS engine's bucket with a gateway that charges (SPEC.md 4.11).
 
 With `CONVEYOR_TEST_OUTAGE_S=300` the outage lasts five minutes; `-s` prints the figures.
 """
@@ -23,7 +23,7 @@ from tests.e2e.refusing import RefusingProxy
 pytestmark = pytest.mark.slow
 
 OUTAGE_S = float(os.environ.get("CONVEYOR_TEST_OUTAGE_S", "8"))
-# More than are in flight at once, and few enough that the list needs no blob of its own.
+# More pages than are in flight at the same time, and few enough that the list is not staged.
 PAGES = 300
 
 
@@ -38,7 +38,7 @@ def cloud(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cloud]:
     [("404 Not Found", "NoSuchBucket"), ("403 Forbidden", "AccessDenied")],
     ids=["deleted", "denied"],
 )
-def test_pages_are_paid_for_once_although_the_bucket_is_away(
+def test_pages_are_paid_once_although_the_bucket_is_unavailable(
     cloud: Cloud, status: str, code: str
 ) -> None:
     gateway = PaidGateway("127.0.0.1", think_s=1.0)
@@ -66,7 +66,7 @@ def test_pages_are_paid_for_once_although_the_bucket_is_away(
 
     stats = run["stats"]
     print(
-        f"{OUTAGE_S:.0f} s away: {gateway.paid_count} paid calls for {PAGES} pages "
+        f"{OUTAGE_S:.0f} s outage: {gateway.paid_count} paid calls for {PAGES} pages "
         f"({gateway.paid_count / PAGES:.3f}), {paid_during} during it, {stats['failed']} failed"
     )
     assert waiting

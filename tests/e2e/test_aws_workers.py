@@ -1,5 +1,5 @@
-"""Workers of the AWS engine that are killed, stopped, put to sleep: nothing is lost, and nothing is
-counted twice."""
+"""Workers of the AWS engine are killed, stopped and suspended: no task is lost, and none is counted
+twice."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def cloud(request: pytest.FixtureRequest, redis: str, tmp_path: Path) -> Iterato
 
 @dataclass(slots=True)
 class Aftermath:
-    """The observations of a run that lost two of its three workers half-way."""
+    """What was observed of a run that lost two of its three workers."""
 
     killed_leases_back_s: float
     run: dict[str, Any]
@@ -46,7 +46,7 @@ class Aftermath:
 def aftermath(
     request: pytest.FixtureRequest, redis: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Aftermath]:
-    """One scenario for several rules: it takes as long as a claim lives, a minute and a half."""
+    """Runs one scenario for several tests, because it takes a claim's lifetime of 90 s."""
     folder = tmp_path_factory.mktemp("workers")
     with a_cloud(request, folder, redis=redis) as cloud, some_pages() as pages:
         url = cloud.api()
@@ -55,12 +55,12 @@ def aftermath(
             body = {"tasks": pages.tasks(PAGES), "max_inflight": CAP}
             job_id = client.post("/v1/jobs", json=body).json()["job_id"]
             pages.think_s = 2.0
-            # More than two of them could have in hand.
+            # More pages than two of the three workers have in flight.
             until("work in hand", lambda: pages.inflight_count >= CAP - 5 or None)
             victim.send_signal(signal.SIGKILL)
             sleeper.send_signal(signal.SIGSTOP)
             killed_at, held = time.monotonic(), leases_of(cloud, job_id)
-            # The survivor renews its own, which are a third at most.
+            # The survivor renews only its own leases, which are at most a third.
             until("leases", lambda: len(held & leases_of(cloud, job_id)) <= CAP // 3 or None)
             back_s = time.monotonic() - killed_at
             pages.think_s = 0.05
@@ -80,7 +80,7 @@ def aftermath(
         )
 
 
-def test_a_killed_worker_loses_nothing_and_nothing_counts_twice(aftermath: Aftermath) -> None:
+def test_a_killed_worker_loses_no_task_and_no_task_counts_twice(aftermath: Aftermath) -> None:
     stats = aftermath.run["stats"]
 
     assert aftermath.run["status"] == "completed"
@@ -88,16 +88,16 @@ def test_a_killed_worker_loses_nothing_and_nothing_counts_twice(aftermath: After
     assert aftermath.found == []
 
 
-def test_the_leases_of_a_killed_worker_are_back_within_40_seconds(aftermath: Aftermath) -> None:
+def test_the_leases_of_a_killed_worker_expire_within_40_seconds(aftermath: Aftermath) -> None:
     assert aftermath.killed_leases_back_s < 40
 
 
-def test_only_what_a_lost_worker_had_in_hand_is_fetched_again(aftermath: Aftermath) -> None:
+def test_only_tasks_in_flight_in_a_lost_worker_are_fetched_again(aftermath: Aftermath) -> None:
     assert aftermath.refetched <= CAP
     assert aftermath.fetched_max == 2
 
 
-def test_a_worker_that_slept_past_its_claims_settles_nothing_and_goes_on(
+def test_a_worker_suspended_beyond_its_claims_settles_none_and_continues(
     aftermath: Aftermath,
 ) -> None:
     stats = aftermath.later_run["stats"]
@@ -107,7 +107,7 @@ def test_a_worker_that_slept_past_its_claims_settles_nothing_and_goes_on(
     assert aftermath.found == []
 
 
-def test_a_worker_that_is_asked_to_end_finishes_what_it_began(cloud: Cloud) -> None:
+def test_a_worker_finishes_its_fetches_after_sigterm(cloud: Cloud) -> None:
     with some_pages(think_s=3.0) as pages, a_client(cloud.api()) as client:
         (worker,) = cloud.workers(1, CONVEYOR_DRAIN_S="30")
         body = {"tasks": pages.tasks(60), "max_inflight": 20}
@@ -128,7 +128,7 @@ def test_a_worker_that_is_asked_to_end_finishes_what_it_began(cloud: Cloud) -> N
     assert violations(cloud) == []
 
 
-def test_what_does_not_end_in_time_is_handed_back_at_once(cloud: Cloud) -> None:
+def test_a_worker_hands_back_fetches_that_exceed_its_drain_time(cloud: Cloud) -> None:
     with some_pages(think_s=300.0) as pages, a_client(cloud.api()) as client:
         (worker,) = cloud.workers(1, CONVEYOR_DRAIN_S="1")
         job_id = client.post("/v1/jobs", json={"tasks": pages.tasks(40)}).json()["job_id"]
@@ -140,7 +140,7 @@ def test_what_does_not_end_in_time_is_handed_back_at_once(cloud: Cloud) -> None:
         left = leases_of(cloud, job_id)
         pages.think_s = 0.05
         cloud.workers(1)
-        # Well before visibility or claims could lapse.
+        # Before visibility timeouts or claims could expire.
         run = until("the run to end", lambda: ended_run(client, job_id), deadline_s=50)
         seconds = time.monotonic() - asked_at
 

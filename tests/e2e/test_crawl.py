@@ -1,4 +1,4 @@
-"""The unmodified crawl client of `zenrows` against real servers, which are killed while they
+"""Tests the unmodified crawl client of `zenrows` against real servers, which are killed during a
 crawl."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PAGES, AWS_PAGES = 300, 60
 
 
 class RecordingClient(ZenRowsCrawlClient):
-    """Notes which public methods were called."""
+    """A client that records which of its public methods were called."""
 
     def __getattribute__(self, name: str) -> Any:
         if not name.startswith("_"):
@@ -114,9 +114,7 @@ def test_the_document_lists_exactly_the_methods_of_the_client() -> None:
     assert set(re.findall(r"^\| `(\w+)` \| [`n]", text, re.MULTILINE)) >= public_methods()
 
 
-def test_limits_stops_and_refusals_are_as_the_client_reads_them(
-    site: TrapSite, tmp_path: Path
-) -> None:
+def test_the_client_reads_limits_stops_and_refusals(site: TrapSite, tmp_path: Path) -> None:
     with a_server(tmp_path / "data") as server, a_client(server) as client:
         few = client.create(f"{site.url}/", max_items=5, exclude_patterns=[EXCLUDED])
         near = client.create(f"{site.url}/", depth=1, max_pages=1000)
@@ -156,14 +154,14 @@ def test_limits_stops_and_refusals_are_as_the_client_reads_them(
     assert (bad_start.value.status_code, bad_start.value.code) == (400, "invalid_start_url")
 
 
-def test_a_crawl_that_is_killed_twice_keeps_exactly_the_pages_of_the_site(tmp_path: Path) -> None:
+def test_a_crawl_with_two_kills_keeps_exactly_the_pages_of_the_site(tmp_path: Path) -> None:
     with a_trap_site(PAGES) as site, embedded(tmp_path) as deployment:
         outcome = crawl_with_kills(site, deployment, kills=2)
 
         assert outcome.differences(site) == []
 
 
-def test_on_aws_a_crawl_that_is_killed_twice_keeps_exactly_the_pages_of_the_site(
+def test_a_crawl_on_aws_with_two_kills_keeps_exactly_the_pages_of_the_site(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     with a_trap_site(AWS_PAGES) as site, a_cloud(request, tmp_path) as cloud:

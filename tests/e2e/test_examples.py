@@ -1,4 +1,4 @@
-"""Every example does what it says, with the clients alone and a real server."""
+"""Tests every example with the package of the clients alone and a real server."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ print(scrape(urls, folder, "run-1"), scrape(urls, folder, "run-1"))
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """Runs examples in a folder of their own, as a caller of their own."""
+    """Runs examples in a new folder with a new API key."""
 
     server: str
     key: str
@@ -79,7 +79,7 @@ class Examples:
 
 @contextmanager
 def linked_site() -> Iterator[str]:
-    """Three pages that link to each other."""
+    """Runs a site of three pages that link to each other."""
 
     class Site(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -112,7 +112,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the package of the clients alone."""
+    """Collects the package of the clients alone into a folder."""
     folder = tmp_path_factory.mktemp("packages")
     collect(ROOT, folder)
     return folder

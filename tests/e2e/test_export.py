@@ -1,6 +1,6 @@
-"""Exports of a real server that dies at the calls which matter most to an exporter.
+"""Tests exports of a real server that crashes at important calls of the exporter.
 
-Every call of it has its turn in tests/usecases, without a process.
+tests/usecases tests every call of the exporter, without a process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KEY = {"Idempotency-Key": "the same"}
 
 
 def an_ended_run(server: Server, urls: list[str]) -> str:
-    """The address of a run's exports."""
+    """Runs a job to its end, and returns the URL of its exports."""
     answer = server.call("POST", "/v1/jobs", json={"tasks": [{"url": url} for url in urls]})
     job_id = answer.json()["job_id"]
     run = until("the run to end", lambda: server.ended_run(job_id))
@@ -29,7 +29,7 @@ def an_ended_run(server: Server, urls: list[str]) -> str:
 
 
 def asked(server: Server, address: str) -> str | None:
-    """The export's id, or None when the server went away before it could answer."""
+    """Starts an export. Returns its id, or None if the server crashed before it answered."""
     if server.url == "ended":
         return None
     try:
@@ -41,7 +41,7 @@ def asked(server: Server, address: str) -> str | None:
 
 
 def completed(server: Server, address: str, export_id: str) -> dict[str, Any] | None:
-    """The export once it is over; before that it shows no file."""
+    """Returns the export when it is completed; before that it has no file."""
     export: dict[str, Any] = server.call("GET", f"{address}/{export_id}").json()
     if export["status"] != "completed":
         assert "download_url" not in export
@@ -63,9 +63,7 @@ POINTS = [
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_crash_at_an_engine_call_costs_a_walk_and_nothing_else(
-    tmp_path: Path, point: str
-) -> None:
+def test_an_export_completes_after_a_crash_at_an_engine_call(tmp_path: Path, point: str) -> None:
     with a_site() as site, a_server(tmp_path / "data") as server:
         address = an_ended_run(server, site.urls(PAGES))
         server.stop()

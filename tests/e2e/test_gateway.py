@@ -1,4 +1,4 @@
-"""The service behind a ZenRows-compatible gateway that runs on this machine."""
+"""Tests the service with a local ZenRows-compatible gateway."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 
 class Gateway(BaseHTTPRequestHandler):
-    """Answers for every page it is asked for; one account is out of credit."""
+    """Returns a page for every URL; the account `broke` has no credit."""
 
     protocol_version = "HTTP/1.1"
     asked: list[dict[str, str]]
@@ -73,7 +73,7 @@ def ended(server: Server, key: str) -> dict[str, Any]:
     return until("the run to end", look)
 
 
-def test_pages_come_through_the_gateway_with_the_callers_key_and_cost(tmp_path: Path) -> None:
+def test_the_gateway_gets_the_callers_key_and_its_cost_is_counted(tmp_path: Path) -> None:
     with a_gateway() as (url, requests):
         server = Server(tmp_path / "data")
         server.start(CONVEYOR_GATEWAY_URL=url, CONVEYOR_ALLOW_PRIVATE_TARGETS="0")
@@ -92,7 +92,7 @@ def test_pages_come_through_the_gateway_with_the_callers_key_and_cost(tmp_path: 
     ]
 
 
-def test_a_list_is_scraped_as_far_as_its_budget_goes_and_on_with_a_larger_one(
+def test_a_list_stops_at_its_budget_and_continues_with_a_larger_one(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "list.txt").write_text(

@@ -1,4 +1,4 @@
-"""A POST whose process dies, at five moments: asked again with its key, it has happened once."""
+"""Tests POSTs whose process dies at five moments: repeated with its key, each has one effect."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOMENTS = {
 
 @dataclass(frozen=True)
 class Post:
-    """A request, and how many things it has made by now."""
+    """A request, and a function that counts the objects that it created."""
 
     path: str
     body: Any
@@ -92,7 +92,7 @@ def _prepare(data: Path, make: Callable[[Server, str], Post]) -> Iterator[tuple[
 
 @pytest.mark.parametrize("make", [_submit, _add, _rotate, _rerun])
 @pytest.mark.parametrize("point", MOMENTS.values(), ids=MOMENTS)
-def test_a_post_that_died_is_finished_by_its_repetition(
+def test_a_repeated_post_has_one_effect_after_a_crash(
     tmp_path: Path, point: str | None, make: Callable[[Server, str], Post]
 ) -> None:
     with _prepare(tmp_path / "data", make) as (server, post):

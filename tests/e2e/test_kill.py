@@ -1,4 +1,4 @@
-"""`kill -9` at many moments: nothing accepted is lost, nothing is counted twice."""
+"""Tests `kill -9` at many moments: no accepted task is lost, and none is counted twice."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ KILLS = 22
 
 
 @pytest.mark.parametrize(("processes", "kills_max"), [(1, KILLS), (2, 6)])
-def test_killed_at_any_moment_every_accepted_task_ends_once(
+def test_every_accepted_task_ends_once_whenever_the_server_is_killed(
     tmp_path: Path, processes: int, kills_max: int
 ) -> None:
-    """One job, killed over and over while it runs, at moments drawn from its progress."""
+    """One job runs while its server is killed repeatedly, at random moments."""
     moments = random.Random(7)
     arguments = ("--processes", str(processes))
     with a_site() as site, a_server(tmp_path / "data", arguments) as server:
@@ -33,7 +33,7 @@ def test_killed_at_any_moment_every_accepted_task_ends_once(
         kills = 0
         while kills < kills_max:
             _wait_for_progress(server, job_id, moments.randrange(1, PAGES // KILLS))
-            time.sleep(moments.uniform(0.0, 1.0))  # Any moment: also one between two events.
+            time.sleep(moments.uniform(0.0, 1.0))  # A moment that is not tied to an event.
             server.kill()
             kills += 1
             assert violations(tmp_path / "data") == []
@@ -56,7 +56,7 @@ def _wait_for_progress(server: Server, job_id: str, steps: int) -> None:
     until("progress", lambda: completed() >= min(start + steps, PAGES) or None, deadline_s=60)
 
 
-# A short list goes in at once; one of over a thousand lines is staged and ingested in chunks.
+# A short list is ingested with its submit; one of over 1,000 lines is staged and ingested later.
 SHORT, LONG = 120, 1_100
 POINTS = [
     (f"{call}:{count}:{side}", pages)
@@ -74,7 +74,7 @@ POINTS = [
 
 @pytest.mark.parametrize(("point", "pages"), POINTS)
 def test_a_crash_at_an_engine_call_loses_nothing(tmp_path: Path, point: str, pages: int) -> None:
-    """A retry with the same key gets the same job, whether or not the first answer left."""
+    """A retry with the same key returns the same job, whether or not the first was answered."""
     data = tmp_path / "data"
     server = Server(data)
     with a_site() as site:
@@ -100,7 +100,7 @@ def test_a_crash_at_an_engine_call_loses_nothing(tmp_path: Path, point: str, pag
 
 
 def _submit(server: Server, body: object) -> str | None:
-    """The job's id, or None when the server went away before it could answer."""
+    """Submits a job. Returns its id, or None if the server crashed before it answered."""
     if server.url == "ended":
         return None
     try:

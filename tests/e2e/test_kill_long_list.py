@@ -1,4 +1,4 @@
-"""`kill -9` on the way of a long inline list: at every engine call that stages and ingests it."""
+"""Tests crashes at every engine call that stages or ingests a long inline list."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ POINTS = [
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_crash_on_the_way_of_a_long_list_ends_in_every_line_once(
+def test_every_line_of_a_long_list_is_ingested_once_after_a_crash(
     tmp_path: Path, point: str
 ) -> None:
     data = tmp_path / "data"
@@ -47,7 +47,7 @@ def test_a_crash_on_the_way_of_a_long_list_ends_in_every_line_once(
             server.start()
             second = _submit(server, body)
             assert second is not None
-            until("the list to be in", lambda: _is_in(server, second))
+            until("the list to be ingested", lambda: _is_ingested(server, second))
             stopped = server.call("POST", f"/v1/jobs/{second}/stop").json()
             indexes = _indexes(server, second)
             jobs = server.call("GET", "/v1/jobs").json()["jobs"]
@@ -63,7 +63,7 @@ def test_a_crash_on_the_way_of_a_long_list_ends_in_every_line_once(
 
 
 def _submit(server: Server, body: object) -> str | None:
-    """The job's id, or None when the server went away before it could answer."""
+    """Submits a job. Returns its id, or None if the server crashed before it answered."""
     if server.url == "ended":
         return None
     try:
@@ -74,7 +74,7 @@ def _submit(server: Server, body: object) -> str | None:
     return str(answer.json()["job_id"])
 
 
-def _is_in(server: Server, job_id: str) -> bool | None:
+def _is_ingested(server: Server, job_id: str) -> bool | None:
     run = server.call("GET", f"/v1/jobs/{job_id}").json()["latest_run"]
     return run["ingest_status"] == "done" or None
 
@@ -92,7 +92,7 @@ def _indexes(server: Server, job_id: str) -> list[int]:
         cursor = {"cursor": page["next_cursor"]}
 
 
-def test_a_client_that_hangs_up_in_the_middle_of_a_list_leaves_nothing(tmp_path: Path) -> None:
+def test_an_interrupted_request_leaves_no_job_and_no_file(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with a_server(data) as server:
         address = httpx.URL(server.url)

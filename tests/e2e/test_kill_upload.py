@@ -1,4 +1,4 @@
-"""`kill -9` on the way of an uploaded list: upload, submit and ingest are finished, each once."""
+"""Tests crashes while a list is uploaded, submitted and ingested."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ POINTS = [
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_crash_on_the_way_of_an_uploaded_list_loses_nothing(tmp_path: Path, point: str) -> None:
+def test_a_crash_during_upload_or_ingest_loses_no_line(tmp_path: Path, point: str) -> None:
     data = tmp_path / "data"
     server = Server(data)
     with a_site() as site:
@@ -56,7 +56,7 @@ def test_a_crash_on_the_way_of_an_uploaded_list_loses_nothing(tmp_path: Path, po
 
 
 def _try(server: Server, content: bytes) -> str | None:
-    """The job's id, or None when the server went away in between."""
+    """Uploads and submits. Returns the job's id, or None if the server crashed."""
     if server.url == "ended":
         return None
     try:

@@ -1,4 +1,4 @@
-"""What a process holds does not grow with the jobs that it has made and deleted."""
+"""Tests that creating and deleting jobs does not increase the memory of a process."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def _make_and_delete(app: QuartTrio, port: int) -> None:
     await _call(app, "DELETE", path)
 
 
-def _count_ours() -> Counter[str]:
+def _count_own_objects() -> Counter[str]:
     gc.collect()
     kinds = (type(instance) for instance in gc.get_objects())
     return Counter(
@@ -58,7 +58,7 @@ def _count_ours() -> Counter[str]:
     )
 
 
-async def test_making_and_deleting_jobs_leaves_no_objects_behind(tmp_path: Path) -> None:
+async def test_deleted_jobs_leave_no_objects_in_memory(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path / "data", allow_private_targets=True)
     async with open_runtime(settings, role="dev") as world, trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
@@ -70,17 +70,17 @@ async def test_making_and_deleting_jobs_leaves_no_objects_behind(tmp_path: Path)
         for _ in range(3):
             for _ in range(ROUND):
                 await _make_and_delete(app, port)
-            # Discovery forgets the mailboxes of ended runs at its next scan.
+            # Queue discovery drops the mailboxes of ended runs at its next scan.
             await trio.sleep(world.env.config.cadence.discover_s + 1)
-            counts.append(_count_ours())
+            counts.append(_count_own_objects())
         nursery.cancel_scope.cancel()
 
-    # An object for each job would be ROUND more a round; caches and pools fill in the first.
+    # One leaked object a job would be ROUND objects a round; caches fill in the first round.
     grown = {kind: n for kind, n in (counts[2] - counts[0]).items() if n >= ROUND}
     assert grown == {}
 
 
-STORY = """
+PROGRAM = """
 import os
 from conveyor.bootstrap.runtime import tune_memory
 
@@ -91,25 +91,27 @@ def rss():
 if {is_tuned}:
     tune_memory()
 blocks = [b"x" * size for size in (500_000, 1_000_000, 2_000_000, 4_000_000)]
-del blocks  # From here on, glibc by itself would take such blocks from its heap.
+del blocks  # From here on, untuned glibc takes such blocks from its heap.
 started = rss()
 blocks = []
 for number in range(60):
     blocks.append((b"x" * (1_000_000 + number), b"x" * (20_000 + number)))
-kept = [small for _, small in blocks]  # A heap with small blocks above the large cannot shrink.
+kept = [small for _, small in blocks]  # A heap cannot shrink below the small blocks that it keeps.
 del blocks
 print(rss() - started)
 """
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="tunes glibc")
-def test_the_memory_of_freed_bodies_goes_back_to_the_system() -> None:
+def test_the_memory_of_freed_bodies_returns_to_the_system() -> None:
     left = {
         is_tuned: int(
-            subprocess.check_output([sys.executable, "-c", STORY.format(is_tuned=is_tuned)])
+            subprocess.check_output([sys.executable, "-c", PROGRAM.format(is_tuned=is_tuned)])
         )
         for is_tuned in (False, True)
     }
 
-    assert left[False] > 30_000_000, "the story shows nothing without the tuning"
+    assert left[False] > 30_000_000, (
+        "without the tuning the memory is not kept, so the test proves nothing"
+    )
     assert left[True] < 5_000_000

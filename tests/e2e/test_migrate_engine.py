@@ -1,5 +1,5 @@
-"""`conveyor migrate-engine`: a stopped data directory with an ended and a live run goes on in
-Postgres, with equal audits, however often the copy was killed."""
+"""Tests `conveyor migrate-engine`: Postgres continues the runs of a stopped data directory, with
+equal audits, however often the copy was killed."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def site() -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory, site: Site) -> tuple[Path, Audits]:
-    """A folder with a stopped data directory, and the audits of its two runs. One has ended. The
-    other was stopped in the middle: it is paused, so that its audit stays the same."""
+    """A folder with a stopped data directory, and the audits of its two runs. One run has ended;
+    the other is paused, so that its audit does not change."""
     folder = tmp_path_factory.mktemp("source")
     with dev_server(folder) as url, httpx.Client(base_url=url, headers=KEY) as client:
         ended = _submit(client, site.urls(60))
@@ -80,7 +80,7 @@ def _audit(client: httpx.Client, job_id: str) -> dict[str, Any]:
 
 
 def _position(deployment: Deployment) -> object:
-    """How far the copy is; None before it begins."""
+    """Returns the position of the copy; None before it begins."""
     there = "SELECT to_regclass('engine_migrations') IS NOT NULL"
     if trio.run(execute, deployment.server.url, there) == [(False,)]:
         return None
@@ -89,7 +89,7 @@ def _position(deployment: Deployment) -> object:
 
 
 def _kill_after_a_step(deployment: Deployment, data_dir: Path) -> None:
-    """Starts the copy, and kills it when it has come further."""
+    """Starts the copy, and kills it after its position has changed."""
     before = _position(deployment)
     process = subprocess.Popen(
         [CONVEYOR, "migrate-engine", str(data_dir)],
@@ -97,7 +97,7 @@ def _kill_after_a_step(deployment: Deployment, data_dir: Path) -> None:
         stdout=subprocess.DEVNULL,
     )
     with process:
-        # The directory is marked after the first position, and before anything is copied.
+        # The directory is marked after the first position is stored, and before the copy.
         while process.poll() is None and (
             _position(deployment) == before or not (data_dir / "migration.json").exists()
         ):
@@ -106,7 +106,7 @@ def _kill_after_a_step(deployment: Deployment, data_dir: Path) -> None:
 
 
 def _finish_live_run(cloud: Cloud, audits: Audits) -> Audits:
-    """Serves the copy: checks the audits, lets the paused run go on, and returns the new audits."""
+    """Serves the copy: checks the audits, resumes the paused run, and returns the new audits."""
     with a_client(cloud.api()) as client:
         assert {job_id: _audit(client, job_id) for job_id in audits} == audits
         cloud.workers(1)
@@ -117,7 +117,7 @@ def _finish_live_run(cloud: Cloud, audits: Audits) -> Audits:
         return {job_id: _audit(client, job_id) for job_id in audits}
 
 
-def test_a_copy_that_was_killed_again_and_again_has_equal_audits_and_goes_on(
+def test_a_copy_that_was_killed_repeatedly_has_equal_audits_and_finishes_its_run(
     deployment: Deployment, source: tuple[Path, Audits], tmp_path: Path
 ) -> None:
     for _ in range(3):
@@ -134,7 +134,7 @@ def test_a_copy_that_was_killed_again_and_again_has_equal_audits_and_goes_on(
     assert violations(deployment.server.url, deployment.blob_dir) == []
 
 
-def test_bodies_can_go_to_a_bucket(
+def test_bodies_can_be_copied_to_a_bucket(
     deployment: Deployment, source: tuple[Path, Audits], tmp_path: Path, seaweed: str
 ) -> None:
     deployment.cloud.environ |= {
@@ -153,7 +153,7 @@ def test_bodies_can_go_to_a_bucket(
     assert [audit["ok"] for audit in audits.values()] == [True, True]
 
 
-def test_neither_side_is_served_before_the_copy_is_complete(
+def test_neither_engine_starts_before_the_copy_is_complete(
     deployment: Deployment, tmp_path: Path
 ) -> None:
     data_dir = tmp_path / "data"
@@ -168,7 +168,9 @@ def test_neither_side_is_served_before_the_copy_is_complete(
     assert "conveyor migrate-engine" in on_the_target.err
 
 
-def test_a_directory_in_use_is_refused(deployment: Deployment, tmp_path: Path) -> None:
+def test_the_migration_of_a_directory_in_use_is_refused(
+    deployment: Deployment, tmp_path: Path
+) -> None:
     program = Program(tmp_path, deployment.cloud.environ)
     with dev_server(tmp_path, CONVEYOR_DATA_DIR=str(tmp_path / "data")):
         refused = program.run("migrate-engine", str(tmp_path / "data"))
@@ -178,7 +180,9 @@ def test_a_directory_in_use_is_refused(deployment: Deployment, tmp_path: Path) -
     assert not (tmp_path / "data/migration.json").exists()
 
 
-def test_a_database_with_jobs_is_refused(deployment: Deployment, tmp_path: Path) -> None:
+def test_the_migration_into_a_database_with_jobs_is_refused(
+    deployment: Deployment, tmp_path: Path
+) -> None:
     deployment.cloud.run("init")
     trio.run(execute, deployment.server.url, "INSERT INTO feeds VALUES ('someone', 1)")
 
@@ -191,7 +195,9 @@ def test_a_database_with_jobs_is_refused(deployment: Deployment, tmp_path: Path)
     assert not (tmp_path / "data/migration.json").exists()
 
 
-def test_another_secret_key_is_refused(deployment: Deployment, tmp_path: Path) -> None:
+def test_the_migration_with_another_secret_key_is_refused(
+    deployment: Deployment, tmp_path: Path
+) -> None:
     refused = Program(tmp_path, deployment.cloud.environ).run(
         "migrate-engine", str(tmp_path / "data"), CONVEYOR_SECRET_KEY="another"
     )

@@ -1,4 +1,4 @@
-"""Two releases on one deployment: each reads and finishes what the other one wrote
+"""Tests two releases on one deployment: each reads and finishes runs of the other
 (docs/deploy.md, Upgrades)."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.e2e.programs import Server, a_site, until
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-#: The commit that stands for the previous release. Move it on when a release is made.
+#: The commit that stands for the previous release. Update it when a release is made.
 PREVIOUS = "47d810215304e225173f2c8ac9d3824e4878684f"
 PAGES = 120
 
@@ -48,7 +48,7 @@ def cloud(request: pytest.FixtureRequest, redis: str, tmp_path: Path) -> Iterato
 
 
 def _tree(release: str, previous: Path) -> dict[str, str]:
-    """The environment in which a process is of this release: its tree comes first."""
+    """Returns the environment of a process of this release."""
     return {"PYTHONPATH": str(previous if release == "previous" else ROOT)}
 
 
@@ -58,11 +58,13 @@ def _count_finished(client: httpx.Client, job_id: str) -> int:
 
 
 @pytest.mark.parametrize(("first", "second"), [("previous", "this"), ("this", "previous")])
-def test_a_run_that_one_release_began_is_finished_by_the_other(
+def test_one_release_finishes_a_run_that_the_other_began(
     cloud: Cloud, previous: Path, first: str, second: str
 ) -> None:
     first_tree, second_tree = _tree(first, previous), _tree(second, previous)
-    if second == "previous":  # It cannot read packs, so they are switched off before.
+    if (
+        second == "previous"
+    ):  # The previous release cannot read packs, so the first one writes none.
         first_tree["CONVEYOR_PACK_WAIT_MS"] = "0"
     with a_site() as site:
         tasks = [{"url": url} for url in site.urls(PAGES)]
@@ -87,7 +89,7 @@ def test_a_run_that_one_release_began_is_finished_by_the_other(
 
 
 @pytest.mark.parametrize(("first", "second"), [("previous", "this")])
-def test_a_data_directory_of_the_previous_release_is_opened_and_its_run_finished(
+def test_this_release_finishes_the_run_of_a_data_directory_of_the_previous_one(
     tmp_path: Path, previous: Path, first: str, second: str
 ) -> None:
     server = Server(tmp_path / "data", environ=_tree(first, previous))

@@ -1,4 +1,4 @@
-"""OpenTelemetry end to end: a real server, a local collector that decodes OTLP over HTTP."""
+"""Tests OpenTelemetry with a real server and a local collector of OTLP over HTTP."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CALLERS_TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 @dataclass(slots=True)
 class Collected:
-    """What a collector has received."""
+    """The spans, metrics and services that a collector has received."""
 
     url: str = ""
     spans: list[Span] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Collected:
                 self.metrics |= {metric.name for metric in scope.metrics}
 
     def of_run(self, run_id: str) -> dict[str, list[Span]]:
-        """The spans of a run's trace, by name."""
+        """Returns the spans of a run's trace, by name."""
         trace_id = ulid_number(run_id).to_bytes(16, "big")
         spans: dict[str, list[Span]] = {}
         for span in list(self.spans):
@@ -102,7 +102,7 @@ def a_traced_server(data_dir: Path, endpoint: str, **more: str) -> Iterator[Serv
         server.kill()
 
 
-def test_one_trace_leads_from_the_submit_to_the_webhook(tmp_path: Path) -> None:
+def test_one_trace_contains_the_submit_the_fetches_and_the_webhook(tmp_path: Path) -> None:
     with (
         a_collector() as collected,
         a_site() as site,
@@ -124,7 +124,7 @@ def test_one_trace_leads_from_the_submit_to_the_webhook(tmp_path: Path) -> None:
     others = [span for name in names - {"run"} for span in spans[name]]
     assert {span.parent_span_id for span in others} == {run.span_id}
     assert all(span.end_time_unix_nano >= span.start_time_unix_nano for span in [run, *others])
-    # Thirty tasks, of which the first ten are recorded. A retry is a span of its own.
+    # Of the thirty tasks the first ten are recorded. A retry is a separate span.
     task_ids = [
         attribute.value.string_value
         for span in spans["fetch"]
@@ -158,7 +158,7 @@ def test_a_request_with_a_trace_context_belongs_to_the_trace_of_its_caller(
     assert [link.trace_id for link in request.links] == [ulid_number(run_id).to_bytes(16, "big")]
 
 
-def test_a_sampler_that_takes_nothing_records_nothing(tmp_path: Path) -> None:
+def test_a_sampler_with_rate_zero_records_no_span(tmp_path: Path) -> None:
     with (
         a_collector() as collected,
         a_site() as site,
@@ -178,7 +178,7 @@ def test_a_sampler_that_takes_nothing_records_nothing(tmp_path: Path) -> None:
     assert collected.metrics
 
 
-def test_a_collector_that_is_away_delays_nothing(tmp_path: Path) -> None:
+def test_an_unavailable_collector_delays_neither_run_nor_shutdown(tmp_path: Path) -> None:
     with a_site() as site, a_traced_server(tmp_path / "data", "http://127.0.0.1:9") as server:
         body = {"tasks": [{"url": url} for url in site.urls(20)]}
         job = server.call("POST", "/v1/jobs", json=body).json()
@@ -189,7 +189,7 @@ def test_a_collector_that_is_away_delays_nothing(tmp_path: Path) -> None:
     assert code == 0
 
 
-def test_nothing_of_opentelemetry_is_imported_without_an_endpoint() -> None:
+def test_opentelemetry_is_not_imported_without_an_endpoint() -> None:
     program = (
         "import sys\n"
         "import conveyor.bootstrap.runtime, conveyor.api.server.app, conveyor.cli.roles\n"

@@ -1,5 +1,5 @@
-"""A deployment on Postgres: `init`, an API, two workers. Processes and the server are killed under
-load: nothing is lost, and nothing is counted twice."""
+"""Tests a deployment on Postgres with an API and two workers. Processes and the database server are
+killed under load: no task is lost, and none is counted twice."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _submit(client: httpx.Client, pages: Pages, count: int) -> str:
 
 
 def _ended(client: httpx.Client, job_id: str) -> dict[str, object] | None:
-    """The run once it has ended. The API may answer 503 while the server is away."""
+    """Returns the run when it has ended. The API answers 503 while the database is down."""
     answer = client.get(f"/v1/jobs/{job_id}")
     if answer.status_code == 503:
         return None
@@ -48,7 +48,7 @@ def _ended(client: httpx.Client, job_id: str) -> dict[str, object] | None:
     return run if run["terminal"] else None
 
 
-def test_killed_workers_and_a_killed_server_lose_nothing(deployment: Deployment) -> None:
+def test_a_killed_worker_and_a_killed_database_server_lose_no_task(deployment: Deployment) -> None:
     cloud = deployment.cloud
     with some_pages(think_s=0.2) as pages, a_client(cloud.api()) as client:
         victim, _ = cloud.workers(2)
@@ -68,7 +68,7 @@ def test_killed_workers_and_a_killed_server_lose_nothing(deployment: Deployment)
         assert deployment.violations() == []
 
 
-def test_a_promoted_replica_goes_on_where_the_primary_was(tmp_path: Path) -> None:
+def test_a_run_continues_on_a_promoted_replica(tmp_path: Path) -> None:
     with a_deployment(tmp_path) as deployment, a_replica(deployment.server) as replica:
         primary, cloud = deployment.server, deployment.cloud
         for statement in ("ALTER SYSTEM SET synchronous_standby_names = '*'", _RELOAD):
@@ -82,7 +82,7 @@ def test_a_promoted_replica_goes_on_where_the_primary_was(tmp_path: Path) -> Non
             job_id = _submit(client, pages, PAGES // 2)
             until("work in hand", lambda: len(pages.asked) > PAGES // 8 or None)
             primary.kill()
-            # What it took over from the primary must not wait for a replica of its own.
+            # The replica inherited the setting; without a standby its commits would wait for ever.
             trio.run(execute, replica.url, "SELECT pg_promote()")
             for statement in ("ALTER SYSTEM RESET synchronous_standby_names", _RELOAD):
                 trio.run(execute, replica.url, statement)
@@ -93,7 +93,7 @@ def test_a_promoted_replica_goes_on_where_the_primary_was(tmp_path: Path) -> Non
             assert violations(replica.url, deployment.blob_dir) == []
 
 
-def test_the_roles_show_and_check_themselves(deployment: Deployment) -> None:
+def test_ps_lists_the_workers_and_check_passes(deployment: Deployment) -> None:
     cloud = deployment.cloud
     with some_pages() as pages, a_client(cloud.api()) as client:
         cloud.workers(2)
@@ -105,7 +105,9 @@ def test_the_roles_show_and_check_themselves(deployment: Deployment) -> None:
         assert "database" in cloud.run("check", "--role", "worker")
 
 
-def test_a_stop_reaches_another_process_at_once(deployment: Deployment) -> None:
+def test_a_stop_ends_the_fetches_of_another_process_before_it_answers(
+    deployment: Deployment,
+) -> None:
     cloud = deployment.cloud
     with some_pages(think_s=30.0) as pages, a_client(cloud.api()) as client:
         cloud.workers(2)

@@ -1,4 +1,4 @@
-"""Postgres: a crash of the program before or after a call to the engine loses nothing."""
+"""Tests crashes of the program before and after calls to the Postgres engine."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ EACH = [
     for call in calls
     for side in ("before", "after")
 ]
-# What the crashed process held lapses within a minute and a half: so only one by default.
+# The leases and claims of a crashed process need 90 s to expire: one point by default.
 POINTS = EACH if os.environ.get("CONVEYOR_TEST_CRASH_POINTS") == "each" else SOME
 
 
 @pytest.mark.parametrize(("point", "pages"), POINTS)
 def test_a_crash_at_an_engine_call_loses_nothing(tmp_path: Path, point: str, pages: int) -> None:
-    """A retry with the same key gets the same job, whether or not the first answer left."""
+    """A retry with the same key returns the same job, whether or not the first was answered."""
     bodies = tmp_path / "bodies"
     with a_site() as site, a_postgres(()) as database:
         environ = {
@@ -66,7 +66,7 @@ def test_a_crash_at_an_engine_call_loses_nothing(tmp_path: Path, point: str, pag
 
 
 def _submit(server: Server, body: object) -> str | None:
-    """The job's id, or None when the server went away or the first request still has the key."""
+    """Submits. Returns the job's id, or None if the server crashed or the key is still claimed."""
     if server.url == "ended":
         return None
     try:

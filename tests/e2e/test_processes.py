@@ -1,4 +1,4 @@
-"""Several processes on one data directory: caps hold, a killed one is replaced, stops reach all."""
+"""Tests several processes on one data directory: kills, stops and their owner's end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 
 def helper_pids(server: Server) -> list[int]:
-    """The worker processes that the server has started, by what the system says."""
+    """Returns the process ids of the server's worker processes, from /proc."""
     assert server.process is not None
     threads = Path(f"/proc/{server.process.pid}/task").glob("*/children")
     children = [child for thread in threads for child in thread.read_text().split()]
@@ -46,7 +46,7 @@ def processes_of(data_dir: Path) -> tuple[Node, ...]:
     return processes.children
 
 
-def test_a_killed_worker_process_is_replaced_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_a_killed_worker_process_is_replaced_and_no_task_is_lost(tmp_path: Path) -> None:
     server = Server(tmp_path / "data", arguments=("--processes", "3"))
     server.start()
     try:
@@ -69,7 +69,7 @@ def test_a_killed_worker_process_is_replaced_and_nothing_is_lost(tmp_path: Path)
         server.kill()
 
 
-def test_a_stop_reaches_every_process(tmp_path: Path) -> None:
+def test_a_stop_releases_the_leases_of_every_process(tmp_path: Path) -> None:
     server = Server(tmp_path / "data", arguments=("--processes", "2"))
     server.start(CONVEYOR_CONCURRENCY="60")
     try:
@@ -78,7 +78,7 @@ def test_a_stop_reaches_every_process(tmp_path: Path) -> None:
             job_id = server.call(
                 "POST", "/v1/jobs", json={"tasks": urls, "max_inflight": 60}
             ).json()["job_id"]
-            until("both at work", lambda: _leases(server, job_id) == 60 or None)
+            until("both processes to fetch", lambda: _leases(server, job_id) == 60 or None)
 
             run = server.call("POST", f"/v1/jobs/{job_id}/stop").json()
 

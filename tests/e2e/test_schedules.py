@@ -1,4 +1,4 @@
-"""`kill -9` around a fire: its nominal time still makes one run, and a whole one."""
+"""Tests crashes while a schedule fires: each fire creates exactly one complete run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 PAGES = 30
 
-# The first commit takes the job, and the second fires it; then its list is put.
+# The first commit creates the job, the second fires the schedule; then the list is ingested.
 POINTS = [
     f"{call}:{side}"
     for call in ("store.commit:2", "store.put_chunk:1")
@@ -23,7 +23,7 @@ POINTS = [
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_crash_around_a_fire_leaves_one_whole_run(tmp_path: Path, point: str) -> None:
+def test_a_fire_creates_one_complete_run_despite_a_crash(tmp_path: Path, point: str) -> None:
     data = tmp_path / "data"
     server = Server(data)
     with a_site() as site:

@@ -1,4 +1,4 @@
-"""A canary scan: no secret that a caller sends is found in anything that the process leaves."""
+"""Tests that no secret of a caller is found in the files and logs of a process."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_no_forwarded_secret_is_stored_or_logged_in_the_clear(tmp_path: Path) ->
     assert not any(secret in body_text for secret in (KEY, HEADER, COOKIE, BODY))
 
 
-def test_a_terminated_server_hands_back_its_work_and_exits_cleanly(tmp_path: Path) -> None:
+def test_a_terminated_server_hands_back_its_tasks_and_exits_with_0(tmp_path: Path) -> None:
     with a_site() as site, a_server(tmp_path / "data") as server:
         tasks = [{"url": url} for url in site.urls(400)]
         job_id = server.call("POST", "/v1/jobs", json={"tasks": tasks}).json()["job_id"]
@@ -65,7 +65,7 @@ def test_a_terminated_server_hands_back_its_work_and_exits_cleanly(tmp_path: Pat
 
     assert code == 0
     assert run["stats"]["completed"] == 400
-    # Once, and once more if it was cut off; a flaky page fails its first try besides.
+    # One fetch, a second if SIGTERM interrupted the first, and one more for a flaky page.
     assert all(count <= 2 + is_flaky(number) for number, count in site.request_counts.items())
 
 

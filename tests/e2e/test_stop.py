@@ -1,4 +1,4 @@
-"""Stopping a run that is stuck on a site which never answers."""
+"""Tests the stop of a run whose site never answers."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ pytestmark = pytest.mark.slow
 
 @contextmanager
 def a_silent_site() -> Iterator[int]:
-    """Takes every connection and never says a word."""
+    """Runs a site that accepts every connection and never answers."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen(1024)
         yield listening.getsockname()[1]
 
 
-def test_a_stop_with_200_fetches_in_flight_lets_go_of_everything(tmp_path: Path) -> None:
+def test_a_stop_with_200_fetches_in_flight_releases_every_task_and_lease(tmp_path: Path) -> None:
     with a_silent_site() as port, a_server(tmp_path / "data") as server:
         urls = [{"url": f"http://127.0.0.1:{port}/{number}"} for number in range(400)]
         body = {"tasks": urls, "max_inflight": 200}

@@ -1,4 +1,4 @@
-"""How soon an end reaches every process, and how soon the work of a killed one moves again."""
+"""Measures how soon a stop reaches every process, and how soon a killed one is replaced."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STOP_S_MAX = 12.0
 RECOVERY_S_MAX = 60.0
 
 
-def _until_all_hung_up(site: HangingSite, since: float) -> float:
+def _wait_until_closed(site: HangingSite, since: float) -> float:
     until("every socket to be closed", lambda: site.open_count == 0 or None)
     return time.monotonic() - since
 
@@ -32,13 +32,13 @@ def _until_all_hung_up(site: HangingSite, since: float) -> float:
 def _start_run(client: httpx.Client, site: HangingSite) -> str:
     body = {"tasks": site.tasks(200), "max_inflight": CAP}
     job_id = str(client.post("/v1/jobs", json=body).json()["job_id"])
-    # More than one of the two workers can have.
+    # More connections than one of the two workers can have.
     until("fetches", lambda: site.open_count > CAP // 2 or None)
     return job_id
 
 
 @pytest.mark.parametrize("end", ["stop", "delete"])
-def test_an_end_reaches_workers_without_redis_in_time(
+def test_a_stop_or_delete_ends_fetches_without_redis_in_time(
     request: pytest.FixtureRequest, tmp_path: Path, end: str
 ) -> None:
     with a_cloud(request, tmp_path) as cloud, a_hanging_site() as site:
@@ -52,13 +52,13 @@ def test_an_end_reaches_workers_without_redis_in_time(
                 assert receipt["inflight"] != 0 or site.open_count == 0, receipt
             else:
                 assert client.delete(f"/v1/jobs/{job_id}").is_success
-            seconds = _until_all_hung_up(site, asked_at)
+            seconds = _wait_until_closed(site, asked_at)
 
     print(f"{end} without Redis: the last socket was closed after {seconds:.1f} s")
     assert seconds <= STOP_S_MAX
 
 
-def test_a_stop_while_redis_is_away_reaches_workers_and_claims_nothing_it_does_not_know(
+def test_a_stop_during_an_outage_of_redis_ends_fetches_and_reports_unknown_counts(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     with ExitStack() as redis, a_hanging_site() as site:
@@ -70,7 +70,7 @@ def test_a_stop_while_redis_is_away_reaches_workers_and_claims_nothing_it_does_n
 
             asked_at = time.monotonic()
             receipt = client.post(f"/v1/jobs/{job_id}/stop").json()["receipt"]
-            seconds = _until_all_hung_up(site, asked_at)
+            seconds = _wait_until_closed(site, asked_at)
 
     print(f"stop without its Redis: {receipt}, the last socket was closed after {seconds:.1f} s")
     assert (receipt["complete"], receipt["inflight"], receipt["leases"]) == (False, None, None)
@@ -88,7 +88,7 @@ def test_a_deleted_job_leaves_no_fetch_in_any_process(tmp_path: Path) -> None:
 
             asked_at = time.monotonic()
             server.call("DELETE", f"/v1/jobs/{job_id}")
-            seconds = _until_all_hung_up(site, asked_at)
+            seconds = _wait_until_closed(site, asked_at)
     finally:
         server.kill()
 
@@ -96,7 +96,7 @@ def test_a_deleted_job_leaves_no_fetch_in_any_process(tmp_path: Path) -> None:
     assert seconds <= STOP_S_MAX
 
 
-def test_what_a_killed_process_had_in_hand_is_fetched_again_within_a_minute(
+def test_tasks_of_a_killed_process_are_fetched_again_within_a_minute(
     tmp_path: Path,
 ) -> None:
     server = Server(tmp_path / "data", arguments=("--processes", "2"))
@@ -112,7 +112,7 @@ def test_what_a_killed_process_had_in_hand_is_fetched_again_within_a_minute(
             killed_at = time.monotonic()
             lost_count = CAP // 2
             until(
-                "its pages to be asked for again",
+                "its pages to be requested again",
                 lambda: len(site.asked) >= CAP + lost_count or None,
                 deadline_s=120,
             )
@@ -120,5 +120,5 @@ def test_what_a_killed_process_had_in_hand_is_fetched_again_within_a_minute(
     finally:
         server.kill()
 
-    print(f"the pages of a killed process were asked for again after {seconds:.1f} s")
+    print(f"the pages of a killed process were requested again after {seconds:.1f} s")
     assert seconds <= RECOVERY_S_MAX

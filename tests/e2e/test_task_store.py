@@ -1,5 +1,5 @@
-"""Tasks in Postgres, all else on the AWS engine: a third of the processes and the database are
-killed under load, and nothing is lost or counted twice."""
+"""Tests tasks in Postgres with everything else on the AWS engine. Processes and the database are
+killed under load: no task is lost, and none is counted twice."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def a_deployment(request: pytest.FixtureRequest, folder: Path) -> Iterator[Deplo
 
 
 def _ended(client: httpx.Client, job_id: str) -> dict[str, object] | None:
-    """The run once it has ended. The API may answer 503 while a store is away."""
+    """Returns the run when it has ended. The API answers 503 while a store is down."""
     answer = client.get(f"/v1/jobs/{job_id}")
     return None if answer.status_code == 503 else ended_run(client, job_id)
 
 
-def test_killed_processes_and_a_killed_database_lose_nothing(
+def test_killed_processes_and_a_killed_database_lose_no_task(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     with (
@@ -80,7 +80,9 @@ def test_killed_processes_and_a_killed_database_lose_nothing(
         assert len(rows_of(cloud, "Run")) == 1
 
 
-def test_the_roles_check_both_stores(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_check_of_a_worker_covers_both_stores(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     with a_deployment(request, tmp_path) as deployment:
         checked = deployment.cloud.run("check", "--role", "worker")
 

@@ -1,4 +1,4 @@
-"""`python -m bench walk`: the way of one task through the program, over real sockets."""
+"""Tests `python -m bench walk`, which lists the modules that one task executes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def printed() -> str:
 
 
 def steps_of(printed: str, engine: str) -> dict[str, list[str]]:
-    """The modules of each step of a walk, in order."""
+    """Returns the modules of each step of a walk, in order."""
     (walk,) = re.findall(rf"(?ms)^{engine}\n(.+?)^\S", printed)
     parts = re.split(r"(?m)^  (\w[\w ]*)$", walk)[1:]
     return {
@@ -50,7 +50,7 @@ def are_passed_in_order(modules: Sequence[str], *expected: str) -> bool:
 
 
 @pytest.mark.parametrize("engine", ["embedded", "aws"])
-def test_a_walk_passes_the_modules_of_each_step_in_order(printed: str, engine: str) -> None:
+def test_a_walk_lists_the_modules_of_each_step_in_order(printed: str, engine: str) -> None:
     steps = steps_of(printed, engine)
 
     assert tuple(steps) == STEPS
@@ -92,7 +92,7 @@ def test_a_walk_passes_the_modules_of_each_step_in_order(printed: str, engine: s
     )
 
 
-def test_each_walk_passes_its_engine_and_no_model(printed: str) -> None:
+def test_a_walk_lists_modules_of_its_engine_and_no_model(printed: str) -> None:
     embedded = {module for step in steps_of(printed, "embedded").values() for module in step}
     aws = {module for step in steps_of(printed, "aws").values() for module in step}
 

@@ -1,4 +1,4 @@
-"""Webhooks end to end: the unmodified client, a receiver that verifies, and a server that dies."""
+"""Tests webhooks with the unmodified client, a verifying receiver and killed servers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def refusal_of(call: Callable[[], object]) -> str | None:
     return code
 
 
-def test_every_method_of_the_client_for_keys(tmp_path: Path) -> None:
+def test_every_method_of_the_client_for_signing_keys_works(tmp_path: Path) -> None:
     with a_server(tmp_path / "data") as server, a_client(server) as client:
         assert client.list_hmac_keys().active is None
         assert refusal_of(client.finalize_hmac_key) == "no_candidate"
@@ -60,7 +60,7 @@ def test_every_method_of_the_client_for_keys(tmp_path: Path) -> None:
     assert left.candidate is None
 
 
-def test_every_method_of_the_client_for_webhooks(tmp_path: Path) -> None:
+def test_every_method_of_the_client_for_webhooks_works(tmp_path: Path) -> None:
     with a_site() as site, a_server(tmp_path / "data") as server, a_receiver() as receiver:
         signed = {"url": receiver.url, "signature": True}
         with a_client(server) as client:
@@ -102,8 +102,8 @@ def test_every_method_of_the_client_for_webhooks(tmp_path: Path) -> None:
     assert verify_webhook_signature(event.body, event.headers["X-Signature-Candidate"], both)
 
 
-def test_an_event_outlives_the_death_of_its_server(tmp_path: Path) -> None:
-    """Two processes one after the other on one directory; nobody listened to the first."""
+def test_an_event_is_delivered_after_a_kill_of_its_server(tmp_path: Path) -> None:
+    """The first process finds no receiver; the second, on the same directory, delivers."""
     with a_receiver() as receiver:
         port, url = receiver.port, receiver.url
     with a_site() as site, a_server(tmp_path / "data") as server:
@@ -114,15 +114,19 @@ def test_an_event_outlives_the_death_of_its_server(tmp_path: Path) -> None:
         job = server.call("POST", "/v1/jobs", json={"tasks": tasks, "webhook": hook}).json()
         log = f"/v1/jobs/{job['job_id']}/webhook/deliveries"
 
-        def told() -> Any:
+        def latest_delivery() -> Any:
             return next(iter(server.call("GET", log).json()["deliveries"]), None)
 
-        until("a try in vain", lambda: (event := told()) and (event["attempts"] or None))
+        until(
+            "a failed attempt", lambda: (event := latest_delivery()) and (event["attempts"] or None)
+        )
         server.kill()
         with a_receiver(port) as receiver:
             server.start()
             until("the event", lambda: receiver.received or None)
-            event = until("its record", lambda: (e := told())["status"] == "delivered" and e)
+            event = until(
+                "its record", lambda: (e := latest_delivery())["status"] == "delivered" and e
+            )
             again = server.call("POST", f"{log}/{event['event_id']}/redeliver")
             until("the event again", lambda: len(receiver.received) == 2 or None)
 
@@ -135,7 +139,7 @@ def test_an_event_outlives_the_death_of_its_server(tmp_path: Path) -> None:
     assert is_signed(second, key)
 
 
-def test_no_signing_secret_is_left_anywhere_in_the_clear(tmp_path: Path) -> None:
+def test_no_file_contains_a_signing_secret_in_plain_text(tmp_path: Path) -> None:
     with a_server(tmp_path / "data") as server, a_receiver() as receiver:
         keys = [
             server.call("POST", "/v1/hmac/keys/rotate", headers={"Idempotency-Key": name}).json()

@@ -1,6 +1,6 @@
-"""A site of any number of pages, with everything in which a crawler gets lost: loops, session ids,
-redirects, duplicates, a calendar without an end, paths that robots.txt forbids, files, and links to
-elsewhere. What a crawl of it keeps is known exactly."""
+"""A site of any number of pages with crawler traps: loops, session ids, redirects, duplicates, an
+endless calendar, paths that robots.txt forbids, files, and external links. The pages that a crawl
+keeps are known exactly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import trio
 
 BRANCHES = 4
-# One in so many pages links to a redirect and to a duplicate: each costs a fetch.
+# Every fifth page links to a redirect and to a duplicate: each costs a fetch.
 TRAP_EVERY = 5
 _HEAD_BYTES_MAX = 16 * 1024
 ROBOTS = "User-agent: *\nDisallow: /forbidden/\n"
@@ -34,11 +34,11 @@ class TrapSite:
         return f"http://127.0.0.1:{self.port}"
 
     def kept(self) -> set[str]:
-        """The URLs of all pages that a crawl keeps, and can read."""
+        """Returns the URLs of all pages that a crawl keeps and can read."""
         return {f"{self.url}/", *(f"{self.url}/p/{number}" for number in range(self.pages))}
 
     def failing(self) -> set[str]:
-        """The URLs that a crawl keeps and cannot read."""
+        """Returns the URLs that a crawl keeps and cannot read."""
         return {f"{self.url}/missing/0", f"{self.url}/loop/a"}
 
     def answer(self, path: str) -> bytes:
@@ -57,7 +57,7 @@ class TrapSite:
             case "r" if 0 <= number < self.pages:
                 return _redirect(f"/p/{number}")
             case "d" if 0 <= number < self.pages:
-                # The links of a duplicate would lead to duplicates without an end.
+                # Links of a duplicate would lead to endless duplicates.
                 own = f"<link rel=canonical href='/p/{number}'><a href='/d/{number}?again'>again"
                 return _page(own)
             case "calendar":
@@ -136,7 +136,7 @@ async def _running(site: TrapSite) -> AsyncGenerator[None, None]:
 
 def _tolerating(site: TrapSite) -> Callable[[trio.SocketStream], Awaitable[None]]:
     async def serve(stream: trio.SocketStream) -> None:
-        # A crawler that is killed resets its connections.
+        # A killed crawler resets its connections.
         try:
             await site.serve(stream)
         except trio.BrokenResourceError:
@@ -147,7 +147,7 @@ def _tolerating(site: TrapSite) -> Callable[[trio.SocketStream], Awaitable[None]
 
 @contextmanager
 def a_trap_site(pages: int) -> Iterator[TrapSite]:
-    """The site, in a thread of its own."""
+    """Runs the site in a separate thread."""
     site, is_up = TrapSite(pages), threading.Event()
     ends: list[tuple[trio.lowlevel.TrioToken, trio.CancelScope]] = []
 

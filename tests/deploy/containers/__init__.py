@@ -1,4 +1,5 @@
-"""The image and the templates, deployed: containers on a local AWS with signatures and policies.
+"""Tests of the image and the templates: containers on a local AWS that checks signatures and
+policies.
 
 `make test-deploy` runs these tests; `make test` does not, because they build an image.
 """

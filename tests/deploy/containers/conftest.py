@@ -1,4 +1,4 @@
-"""One local AWS with both stacks, an API and two workers as containers, for all these tests."""
+"""Fixtures: a local AWS with both stacks, and an API and two workers as containers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 @pytest.fixture(scope="session")
 def url(stage: Stage) -> str:
-    """The API of a service with two workers."""
+    """The URL of an API with two workers."""
     api = stage.start("api")
     for _ in range(2):
         stage.start("worker")

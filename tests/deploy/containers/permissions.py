@@ -1,5 +1,5 @@
-"""Removes each granted action of a role in turn: `conveyor check` and the log of the process must
-name it (docs/deploy.md, Permissions).
+"""Removes each granted action of a role in turn, and checks that `conveyor check` and the log of
+the process report it (docs/deploy.md, Permissions).
 
     python -m tests.deploy.containers.permissions
 
@@ -26,7 +26,7 @@ from tests.deploy.containers.uses import USES, Caller, start_process
 
 @contextmanager
 def without(stage: Stage, role: str, *actions: str) -> Iterator[None]:
-    """The role has no policy that allows these actions."""
+    """Removes these actions from the policies of the role while the block runs."""
     document = stage.document(role)
     batches = [local for action, local in BATCHES[role].items() if action not in actions]
     try:
@@ -49,7 +49,7 @@ def _without(document: dict[str, Any], removed: tuple[str, ...]) -> dict[str, An
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What the program says when an action is missing."""
+    """The output of the program when an action is missing."""
 
     role: str
     action: str
@@ -66,7 +66,7 @@ class Removal:
 
 
 def remove(stage: Stage, caller: Caller, role: str, action: str) -> Removal:
-    """Uses the action while it is missing, and reads the log of the role until it is named."""
+    """Uses the action while it is missing, and waits until the log of the role reports it."""
     granted = USES[role][action]
     act = granted.use(caller)
     stage.restart_ended(role)

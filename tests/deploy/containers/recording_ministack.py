@@ -20,7 +20,7 @@ def evaluate(context: Any, *policies: Any) -> Any:
 def enforce(
     access_key: str, action: str, service: str, region: str, *rest: Any, **more: Any
 ) -> Any:
-    """One decision of a request, over the policies of the role and of the resource."""
+    """Records the decision for a request, from the policies of the role and of the resource."""
     _principals[0] = ""
     refused = _enforce(access_key, action, service, region, *rest, **more)
     role = _principals[0].split("/")[1] if "/" in _principals[0] else "root"

@@ -1,8 +1,8 @@
 """A local AWS with both stacks, and the tasks of the service stack as containers.
 
-A container gets exactly the environment, the secrets and the role credentials that its task
-definition names, and the same restrictions. Only what a local machine needs is added: the address
-and the certificate of the local AWS, ports of its own, and leave to fetch from this machine.
+A container gets exactly the environment, secrets, role credentials and restrictions of its task
+definition. Only settings for a local machine are added: the address and the certificate of the
+local AWS, its own ports, and permission to fetch from this machine.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ACCOUNT, REGION = "111122223333", "us-east-1"
 ULIMITS = ("--ulimit", "nofile=10000:10000", "--ulimit", "nproc=10000:10000")
 PATIENCE_S = 300.0
 NAME = "conveyor-test-"
-# The actions of batch calls that the local AWS wants, by the action of AWS that covers the call.
+# The action that the local AWS checks for a batch call, by the action that AWS checks.
 _SENDS = {
     "sqs:SendMessage": "sqs:SendMessageBatch",
     "dynamodb:PartiQLInsert": "dynamodb:BatchExecuteStatement",
@@ -90,7 +90,7 @@ class Stage:
 
     @property
     def environ(self) -> dict[str, str]:
-        """The environment of an administrator of the account."""
+        """Returns the environment of an administrator of the account."""
         return {
             "PATH": f"{TOOLS}:{os.environ['PATH']}",
             "HOME": str(self.folder),
@@ -102,7 +102,7 @@ class Stage:
         }
 
     def client(self, service: str) -> Any:
-        """A client of an administrator. The AWS CLI would take a second of CPU for each call."""
+        """Returns an administrator's client. The AWS CLI would need a second of CPU per call."""
         if service not in self._clients:
             session = botocore.session.get_session()
             self._clients[service] = session.create_client(
@@ -116,7 +116,7 @@ class Stage:
         return self._clients[service]
 
     def deploy(self, *parameters: str) -> str:
-        """`deploy.sh`, as an operator runs it. Autoscaling is not offered by the local AWS."""
+        """Runs `deploy.sh` as an operator does. The local AWS does not offer autoscaling."""
         script = ROOT / "deploy" / "aws" / "deploy.sh"
         ended = subprocess.run(
             [str(script), "Autoscaling=false", *parameters],
@@ -129,7 +129,7 @@ class Stage:
         return ended.stdout
 
     def allow_batches(self) -> None:
-        """The local AWS wants an action for each batch call, and AWS has another for it."""
+        """Allows the actions that only the local AWS checks for batch calls."""
         for role, actions in BATCHES.items():
             self.put_policy(role, "local-dialect", list(actions.values()))
 
@@ -143,7 +143,7 @@ class Stage:
         )
 
     def document(self, role: str) -> dict[str, Any]:
-        """The policy of a role as CloudFormation made it."""
+        """Returns the policy of a role as CloudFormation created it."""
         response = self.client("iam").get_role_policy(
             RoleName=self.role_name(role), PolicyName=role
         )
@@ -165,11 +165,11 @@ class Stage:
 
     @property
     def key(self) -> str:
-        """An API key."""
+        """The first API key."""
         return self.secret("ApiKeys").split()[0]
 
     def add_key(self, key: str) -> None:
-        """Adds a key to those that CloudFormation has generated, as an operator does."""
+        """Adds a key to those that CloudFormation generated, as an operator does."""
         arn, keys = self.outputs("conveyor-data")["ApiKeys"], self.secret("ApiKeys")
         self.client("secretsmanager").put_secret_value(SecretId=arn, SecretString=f"{keys} {key}")
 
@@ -189,7 +189,7 @@ class Stage:
         }
 
     def task_environ(self, role: str, port: int) -> dict[str, str]:
-        """What ECS would give the container, and what only this machine needs."""
+        """Returns the environment that ECS would set, and settings for this machine."""
         definition = self.definition(role)
         (container,) = definition["containerDefinitions"]
         environ = {each["name"]: each["value"] for each in container["environment"]}
@@ -239,14 +239,14 @@ class Stage:
         return [each for each in self.containers if each.name.startswith(f"{NAME}{role}-")]
 
     def restart_ended(self, role: str) -> None:
-        """Starts a process that has ended again, as ECS does, under its name and port."""
+        """Restarts ended processes with the same name and port, as ECS does."""
         for container in self.of_role(role):
             if not self._is_ready(container):
                 subprocess.run(["podman", "start", container.name], check=True, capture_output=True)
                 until(f"{container.name} to be ready", partial(self._is_ready, container))
 
     def run(self, role: str, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-        """A command in a container of this role, to its end."""
+        """Runs a command to its end in a container of this role."""
         environ = {**self.task_environ(role, free_port()), **more}
         name = f"{NAME}run-{free_port()}"
         command = [*self.command(name, environ, role=role), "--rm", IMAGE, *arguments]
@@ -264,7 +264,7 @@ class Stage:
         return [line for line in self._lines() if not line.startswith("Allow")]
 
     def used(self, role: str) -> Counter[str]:
-        """The actions that a role was allowed, with how often."""
+        """Returns how often a role used each of its actions."""
         name = self.role_name(role)
         used: Counter[str] = Counter()
         for line in self._lines():

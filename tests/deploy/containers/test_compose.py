@@ -1,6 +1,7 @@
-"""The compose file of deploy/box, brought up as an operator does: Conveyor behind Caddy with TLS.
+"""Tests the compose file of deploy/box: Conveyor behind Caddy with TLS, started as an operator
+does.
 
-The image of Caddy is made from Debian's package, because there may be no registry.
+The image of Caddy is built from Debian's package, because there may be no registry.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ COPY caddy /usr/bin/caddy
 ENV XDG_CONFIG_HOME=/config XDG_DATA_HOME=/data
 CMD ["caddy", "run", "--config", "/etc/caddy/Caddyfile", "--adapter", "caddyfile"]
 """
-# runc and the limits: what podman needs on machines without systemd. netavark resolves the names of
+# podman needs runc and the limits on machines without systemd. netavark resolves the names of
 # services.
 CONTAINERS = """
 [containers]
@@ -90,7 +91,7 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
         "HTTPS_PORT": str(tls),
         "CONVEYOR_API_KEYS": KEY,
     }
-    # For localhost Caddy issues certificates itself, by an authority of its own.
+    # For localhost Caddy issues certificates with its own authority, which is not trusted here.
     trusted = ssl.create_default_context()
     trusted.check_hostname, trusted.verify_mode = False, ssl.CERT_NONE
     box = Box(environ, f"https://localhost:{tls}", trusted)
@@ -122,11 +123,11 @@ def test_the_right_key_is_served_and_a_wrong_one_is_refused(box: Box) -> None:
     assert [box.get("/v1/jobs", key).status_code for key in keys] == [200, 401]
 
 
-def test_what_operators_read_is_hidden(box: Box) -> None:
+def test_pages_for_operators_are_not_served_to_the_public(box: Box) -> None:
     assert [box.get(path).status_code for path in ("/metrics", "/debug/actors")] == [404, 404]
 
 
-def test_the_service_reaches_the_gateway_that_renders(box: Box) -> None:
+def test_the_service_can_connect_to_the_rendering_gateway(box: Box) -> None:
     ask = "from urllib.request import urlopen; urlopen('http://gateway:8080/readyz')"
 
     box.compose("exec", "-T", "conveyor", "python3", "-c", ask)
@@ -136,7 +137,7 @@ def test_the_service_reaches_the_gateway_that_renders(box: Box) -> None:
     assert answer.status_code == 200, answer.text
 
 
-def test_a_restart_keeps_everything(box: Box) -> None:
+def test_jobs_survive_a_restart_and_a_recreation_of_the_containers(box: Box) -> None:
     body = {"tasks": [{"url": "http://example.invalid/"}], "status": "open", "name": "kept"}
     job_id = box.post("/v1/jobs", body).json()["job_id"]
     before = box.get(f"/v1/jobs/{job_id}").json()

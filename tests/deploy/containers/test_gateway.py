@@ -1,4 +1,4 @@
-"""The image of the gateway: renders pages with the confinement that the compose file gives it."""
+"""Tests the image of the gateway with the restrictions of the compose file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.deploy.templates import ROOT
 from tests.servers import free_port
 
 BOX = ROOT / "deploy" / "box"
-# Only a browser can tell what this page says.
+# Only a browser can produce the text of this page.
 PAGE = b"<html><body><script>document.write('rendered: ' + 6 * 7)</script></body></html>"
 
 
@@ -45,7 +45,8 @@ def page_url() -> Iterator[str]:
 
 @contextmanager
 def a_gateway(*options: str, **environ: str) -> Iterator[tuple[str, httpx.Client]]:
-    """A container of the image, by its name, with what the compose file says but for `options`."""
+    """Runs a container with the restrictions of the compose file, some replaced by `options`.
+    Yields its name and a client."""
     service = yaml.safe_load((BOX / "compose.yaml").read_text())["services"]["gateway"]
     assert service["read_only"]
     assert service["init"]
@@ -109,7 +110,7 @@ def test_without_user_namespaces_a_page_is_rendered_without_the_sandbox(page_url
     assert "rendered: 42" in rendered
 
 
-def test_under_the_default_profile_the_check_names_the_remedy() -> None:
+def test_the_check_names_the_remedy_if_the_default_profile_stops_chromium() -> None:
     with a_gateway("--security-opt=no-new-privileges:true") as (name, _):
         ended = subprocess.run(
             ["podman", "exec", name, "conveyor", "check"],

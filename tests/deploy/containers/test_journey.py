@@ -1,4 +1,4 @@
-"""A whole journey through the deployed service, and what its roles were allowed and refused."""
+"""Tests the deployed service from submit to deletion, and the decisions on its permissions."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def server(
 
 
 @pytest.mark.parametrize("use", dict.fromkeys(TABLE.values()), ids=lambda use: names_of(use)[0])
-def test_the_whole_method_table_of_the_published_sdk(server: ContractServer, use: Use) -> None:
+def test_every_method_of_the_published_sdk_works(server: ContractServer, use: Use) -> None:
     use(server)
 
 
-def test_long_lists_uploads_and_deletes(stage: Stage, url: str, site: Site) -> None:
+def test_a_long_list_is_ingested_stopped_and_deleted(stage: Stage, url: str, site: Site) -> None:
     headers = {"X-API-Key": stage.key}
     with httpx.Client(base_url=url, headers=headers, timeout=120) as client:
         tasks = [{"url": each} for each in site.urls(12_000)]
@@ -116,7 +116,7 @@ def test_ps_lists_the_workers(stage: Stage, url: str) -> None:
 
 
 @pytest.mark.parametrize("role", ["api", "worker"])
-def test_a_deployment_lacks_nothing(stage: Stage, role: str) -> None:
+def test_check_reports_no_problem_of_the_deployment(stage: Stage, role: str) -> None:
     ended = stage.run(role, "check", "--json")
 
     findings = json.loads(ended.stdout)
@@ -124,7 +124,7 @@ def test_a_deployment_lacks_nothing(stage: Stage, role: str) -> None:
     assert ended.returncode == 0
 
 
-def test_nothing_was_denied(stage: Stage, url: str) -> None:
+def test_no_call_of_the_program_was_denied(stage: Stage, url: str) -> None:
     assert stage.denials() == []
     for role in ("api", "worker"):
         print(f"{role}: {sum(stage.used(role).values())} calls allowed, 0 denied")

@@ -1,4 +1,4 @@
-"""A missing permission is named by `conveyor check` and by the log of the process.
+"""Tests that `conveyor check` and the log of the process report a missing permission.
 
 Two actions of each role are removed here. `CONVEYOR_TEST_PERMISSIONS=all` removes all of them, as
 `python -m tests.deploy.containers.permissions` does for the table of docs/deploy.md.
@@ -28,7 +28,7 @@ SAMPLE = [
 @pytest.mark.parametrize(
     ("role", "action"), ALL if os.environ.get("CONVEYOR_TEST_PERMISSIONS") == "all" else SAMPLE
 )
-def test_a_missing_permission_is_named(
+def test_a_missing_permission_is_reported_by_the_check_and_in_the_log(
     stage: Stage, url: str, site: Site, role: str, action: str
 ) -> None:
     headers = {"X-API-Key": stage.key}

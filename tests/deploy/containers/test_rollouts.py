@@ -1,4 +1,4 @@
-"""A rolling deployment, a scale-in and a Spot interruption during a run lose and double nothing."""
+"""Tests a rolling deployment, a scale-in and a Spot interruption during a run."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from tests.deploy.containers.stage import Stage, until
 PAGES, INFLIGHT = 1_500, 20
 
 
-def test_workers_are_replaced_and_removed_during_a_run(stage: Stage, url: str, site: Site) -> None:
+def test_replacing_and_removing_workers_during_a_run_loses_no_task(
+    stage: Stage, url: str, site: Site
+) -> None:
     headers = {"X-API-Key": stage.key}
     site.request_counts.clear()
     expected = {n: 2 if is_flaky(n) else 1 for n in range(PAGES) if not is_missing(n)}
 
     def count_refetches() -> int:
-        """How many requests more than needed the site has seen."""
+        """Returns how many more requests than needed the site has received."""
         return sum(max(0, site.request_counts[n] - count) for n, count in expected.items())
 
     with httpx.Client(base_url=url, headers=headers, timeout=60) as client:
@@ -37,17 +39,17 @@ def test_workers_are_replaced_and_removed_during_a_run(stage: Stage, url: str, s
 
         reaches(0.1)
         old = stage.of_role("worker")
-        # A rolling deployment: a new worker is ready before an old one is stopped.
+        # A rolling deployment: a new worker is ready before an old one stops.
         for container in old:
             stage.start("worker")
             container.stop()
         reaches(0.5)
-        # Scale-in: one of two workers goes, and nothing replaces it.
+        # Scale-in: one of two workers stops and is not replaced.
         scaled_in, left = [each for each in stage.of_role("worker") if each not in old]
         scaled_in.stop()
         reaches(0.6)
         drained = count_refetches()
-        # Spot: a worker loses its machine in the middle of its fetches, without time to drain.
+        # Spot: a worker is killed during its fetches, without time to drain.
         stage.start("worker")
         left.kill()
         ended = until("the run to end", lambda: (latest_run := run())["terminal"] and latest_run)
@@ -59,7 +61,7 @@ def test_workers_are_replaced_and_removed_during_a_run(stage: Stage, url: str, s
     print(f"pages {PAGES}, lost {lost}, double {max(0, double)}, {refetched}")
     assert (stats["completed"], stats["total"]) == (PAGES, PAGES)
     assert audit["ok"] is True
-    # Draining workers finish what they fetch. A killed one also loses the pages that waited for a
-    # pack: for at most twice as many as its slots (docs/decisions/0027-packs-on-s3.md).
+    # A draining worker finishes its fetches. A killed one also loses the pages that wait for a
+    # pack: at most twice as many as its slots (docs/decisions/0027-packs-on-s3.md).
     assert drained <= INFLIGHT
     assert count_refetches() <= drained + INFLIGHT + 2 * limits.CONCURRENCY

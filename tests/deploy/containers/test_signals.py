@@ -1,4 +1,4 @@
-"""SIGTERM in a container: as process 1 and under an init, when it serves and while it starts."""
+"""Tests SIGTERM in a container, as process 1 and under an init, serving and starting."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KILL_S = 60
 
 @contextmanager
 def a_container(*options: str) -> Iterator[str]:
-    """The name of a container with the role `dev`, which has just been started."""
+    """Starts a container with the role `dev`. Yields its name without waiting for it."""
     name = f"{NAME}signals-{free_port()}"
     environ = {
         "CONVEYOR_ROLE": "dev",
@@ -65,7 +65,7 @@ def state(name: str) -> dict[str, int]:
 
 
 def handles_signals(name: str) -> bool:
-    """Whether the first process has a handler for SIGTERM. Until then process 1 ignores it."""
+    """Returns whether process 1 has a handler for SIGTERM. Without one it ignores the signal."""
     lines = Path(f"/proc/{state(name)['Pid']}/status").read_text().splitlines()
     (caught,) = [int(line.split()[1], 16) for line in lines if line.startswith("SigCgt")]
     return bool(caught & 1 << 14)
@@ -77,20 +77,20 @@ def is_listening(name: str) -> bool:
 
 
 @pytest.mark.parametrize("options", [(), ("--init",)], ids=["process 1", "under an init"])
-def test_a_process_that_serves_ends_in_order(options: tuple[str, ...]) -> None:
+def test_a_serving_process_ends_with_0_on_sigterm(options: tuple[str, ...]) -> None:
     with a_container(*options) as name:
         until("the process to listen", lambda: is_listening(name))
 
         assert stop(name) == 0
 
 
-def test_process_1_ends_while_it_starts() -> None:
+def test_process_1_ends_on_sigterm_while_it_starts() -> None:
     with a_container() as name:
-        until("a handler", lambda: handles_signals(name))
+        until("the handler for SIGTERM", lambda: handles_signals(name))
 
         assert stop(name) in {TERMINATED, 0}
 
 
-def test_a_process_under_an_init_ends_while_it_starts() -> None:
+def test_a_process_under_an_init_ends_on_sigterm_while_it_starts() -> None:
     with a_container("--init") as name:
         assert stop(name) in {TERMINATED, 0}

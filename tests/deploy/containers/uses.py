@@ -1,7 +1,7 @@
-"""What the program does with each action that its roles are granted (docs/deploy.md, Permissions).
+"""Uses of each action that the roles of the program are granted (docs/deploy.md, Permissions).
 
 A use makes the API or a worker call the action. It ignores the responses: without the permission
-they are failures, and the log of the process has to name the cause.
+they are errors, and the log of the process must name the cause.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from conveyor.domain import limits
 from tests.deploy.containers.stage import Stage, until
 
 DAILY = {"rate": {"every": 1, "unit": "day"}}
-# Together more than the 512 KiB that the API reads at once: a list that is staged.
+# Together more than the 512 KiB that the API reads into memory, so the list is staged.
 LONG_TASKS, LONG_URL_CHARS = 1_500, 400
-# More than one part of an upload, which has 8 MiB.
+# More than one part of a multipart upload, which has 8 MiB.
 PARTS_BYTES = 12 * 1024 * 1024
-# Nothing answers there.
+# Nothing listens on this port.
 UPLOADED = [f"http://127.0.0.1:9/{n}" for n in range(20)]
-# Pages of which an export reads few at a time, and together more than one part of an upload.
+# Large pages: an export reads few at a time, and they fill more than one part of an upload.
 LARGE_BYTES, LARGE_COUNT = 3 * 1024 * 1024, 6
 
 
@@ -43,7 +43,7 @@ class Caller:
     site: Site
 
     def post(self, path: str, **body: Any) -> dict[str, Any]:
-        """The response, or an empty one if the API cannot answer."""
+        """Posts and returns the response; an empty one if the API cannot answer."""
         with suppress(httpx.TimeoutException):
             answer = self.http.post(path, json=body)
             if answer.is_success:
@@ -70,7 +70,7 @@ class Caller:
         return run
 
     def finished(self) -> str:
-        """A job that has ended."""
+        """Submits a job and waits until it has ended."""
         job_id = self.submit(3)
         until("the job to end", lambda: self.latest_run(job_id)["terminal"])
         return job_id
@@ -78,7 +78,7 @@ class Caller:
 
 Act = Callable[[], object]
 Use = Callable[[Caller], Act]
-"""Prepares with every permission, and returns what is then done without one."""
+"""Prepares with all permissions, and returns the act that is done without one of them."""
 
 
 def submit(caller: Caller) -> Act:
@@ -112,7 +112,7 @@ def delete_schedule(caller: Caller) -> Act:
 
 
 def list_runs_after_a_loss(caller: Caller) -> Act:
-    """The row of a run is gone, and a list removes the pointer to it."""
+    """Deletes the row of a run; a list of runs then removes the pointer to it."""
     job_id = caller.submit()
     run_id = caller.latest_run(job_id)["run_id"]
     key = {"pk": {"S": f"Job#{job_id}"}, "sk": {"S": f"Run#{run_id}"}}
@@ -132,7 +132,7 @@ def submit_long_list(caller: Caller) -> Act:
 
 
 def submit_upload(*lines: str) -> Use:
-    """A list that the caller uploads. A worker ingests it, however short it is. The API removes its
+    """Submits an uploaded list, which a worker ingests however short it is. The API removes its
     copy of a list without lines."""
 
     def prepare(caller: Caller) -> Act:
@@ -174,7 +174,7 @@ def break_off_long_list(caller: Caller) -> Act:
 
 
 def ingest_without_a_queue(caller: Caller) -> Act:
-    """The queue of a run is lost; the worker that ingests a list creates it again."""
+    """Deletes the queue of a run; the worker that ingests a list creates it again."""
     job_id = caller.submit(status="open")
     run_id = caller.latest_run(job_id)["run_id"]
     queues = caller.stage.client("sqs")
@@ -199,7 +199,7 @@ def export(caller: Caller) -> Act:
 
 
 def break_off_export(caller: Caller) -> Act:
-    """The body of the last page is lost. The export is several parts long by then, and ends."""
+    """Deletes the body of the last page, so that the export fails after several parts."""
     with large_pages() as urls:
         job_id = str(caller.post("/v1/jobs", tasks=[{"url": url} for url in urls]).get("job_id"))
         until("the job to end", lambda: caller.latest_run(job_id)["terminal"])
@@ -213,7 +213,7 @@ def break_off_export(caller: Caller) -> Act:
 
 @contextmanager
 def large_pages() -> Iterator[list[str]]:
-    """The URLs of pages that cannot be compressed."""
+    """Serves pages that cannot be compressed, and yields their URLs."""
 
     class Pages(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -244,8 +244,8 @@ def start_process(caller: Caller) -> Act:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """An action of a role: what it is for, and a use of it. `beside` is removed together with the
-    action, because only then the program needs it."""
+    """The purpose of an action, and a use of it. `beside` is another action that is removed with
+    it, because the program needs the first one only without the other."""
 
     purpose: str
     use: Use
