@@ -43,7 +43,7 @@ _inherited: ContextVar[str] = ContextVar("step", default=BY_REQUEST)
 
 @dataclass(frozen=True, slots=True)
 class CalledFunction:
-    """A function of the product, that was called at least once in a step."""
+    """A function of the product that was called at least once in a step."""
 
     file: str
     function: str

@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> None:
                 times[arm].append(run_arm(arm, url, job))
     figures = {f"{arm}: CPU s": median(times[arm]) for arm in ARMS} | {
         f"{arm} / trio": median(
-            mine / base for mine, base in zip(times[arm], times["trio"], strict=True)
+            round_cpu_s / base for round_cpu_s, base in zip(times[arm], times["trio"], strict=True)
         )
         for arm in ARMS[1:]
     }

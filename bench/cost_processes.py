@@ -238,19 +238,19 @@ def show(model: Counted, real: Counted, load: Load) -> None:
         print(f"{title:58}{'model':>9}{'processes':>11}{'ratio':>8}")
         rows = [(name, count(model, name, load), count(real, name, load)) for name in SERVICES]
         rows.append(("total", sum(row[1] for row in rows), sum(row[2] for row in rows)))
-        for name, modelled, made in rows:
-            ratio = f"{made / modelled:.2f}x" if modelled else ""
-            print(f"  {name:56}{modelled:>9.3f}{made:>11.3f}{ratio:>8}")
+        for name, modelled, counted in rows:
+            ratio = f"{counted / modelled:.2f}x" if modelled else ""
+            print(f"  {name:56}{modelled:>9.3f}{counted:>11.3f}{ratio:>8}")
 
 
 def _json_line(model: Counted, real: Counted, load: Load) -> dict[str, float]:
     modelled = sum(model.beyond_idle(name, load) for name in SERVICES)
-    made = sum(real.beyond_idle(name, load) for name in SERVICES)
+    counted = sum(real.beyond_idle(name, load) for name in SERVICES)
     idle_model = sum(model.idle_per_s(name, load) for name in SERVICES)
     idle_real = sum(real.idle_per_s(name, load) for name in SERVICES)
     return {
         "model_calls": round(modelled, 3),
-        "process_calls": round(made, 3),
-        "ratio": round(made / modelled, 3),
+        "process_calls": round(counted, 3),
+        "ratio": round(counted / modelled, 3),
         "idle_ratio": round(idle_real / idle_model, 3),
     }

@@ -139,12 +139,12 @@ def _private_bytes_below(root: int) -> int:
             _, resident, shared = (folder / "statm").read_text().split()[:3]
             children.setdefault(parent, []).append(int(folder.name))
             private[int(folder.name)] = (int(resident) - int(shared)) * 4096
-    below, found = [root], 0
+    below, total_bytes = [root], 0
     while below:
         ids = children.get(below.pop(), [])
-        found += sum(private[process_id] for process_id in ids)
+        total_bytes += sum(private[process_id] for process_id in ids)
         below += ids
-    return found
+    return total_bytes
 
 
 def _run_gateway(url: str, pages: int, together: int, kill_every: float | None = None) -> None:

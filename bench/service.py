@@ -107,7 +107,9 @@ def run_service(
     """Returns the seconds from the POST to the end of the run, and the CPU seconds."""
     with running_service(folder, concurrency, processes) as (pid, port):
         wait_until_idle(pid)
-        body = msgspec.json.encode({"tasks": [{"url": each} for each in urls_of(url, count)]})
+        body = msgspec.json.encode(
+            {"tasks": [{"url": page_url} for page_url in urls_of(url, count)]}
+        )
         before, posted_at = cpu_s_of(pid), time.time()
         job = call(port, "POST", "/v1/jobs", body)
         path = f"/v1/jobs/{job['job_id']}"
@@ -188,13 +190,18 @@ def ratio(
     value: Callable[[Measured], float],
 ) -> float:
     """Returns the median of the ratios of all rounds."""
-    return round(median(value(each[above]) / value(each[below]) for each in rounds), 3)
+    return round(
+        median(
+            value(round_results[above]) / value(round_results[below]) for round_results in rounds
+        ),
+        3,
+    )
 
 
 def show(rounds: Sequence[Mapping[str, Measured]]) -> None:
     print(f"{'':32}{'wall s':>8}{'CPU s':>8}{'CPU ms/page':>13}{'pages/s':>9}{'cores':>7}")
     for arm in rounds[0]:
-        runs = [each[arm] for each in rounds]
+        runs = [round_results[arm] for round_results in rounds]
         wall, cpu = median(run.seconds for run in runs), median(run.cpu_s for run in runs)
         count = runs[0].pages
         print(

@@ -155,21 +155,21 @@ async def measure(workers: int, jobs: int, seed: int, *, has_redis: bool = True)
     )
 
 
-def _minus(some: Mapping[str, Usage], others: Mapping[str, Usage]) -> dict[str, Usage]:
-    return _combined(some, others, lambda one, other: one - other)
+def _minus(first: Mapping[str, Usage], second: Mapping[str, Usage]) -> dict[str, Usage]:
+    return _combined(first, second, lambda one, other: one - other)
 
 
-def _scaled(some: Mapping[str, Usage], factor: float) -> dict[str, Usage]:
-    return _combined(some, {}, lambda one, _: one * factor)
+def _scaled(first: Mapping[str, Usage], factor: float) -> dict[str, Usage]:
+    return _combined(first, {}, lambda one, _: one * factor)
 
 
 def _combined(
-    some: Mapping[str, Usage],
-    others: Mapping[str, Usage],
+    first: Mapping[str, Usage],
+    second: Mapping[str, Usage],
     combine: Callable[[float, float], Any],
 ) -> dict[str, Usage]:
-    names = [*some, *(name for name in others if name not in some)]
-    pairs = {name: (some.get(name, Usage()), others.get(name, Usage())) for name in names}
+    names = [*first, *(name for name in second if name not in first)]
+    pairs = {name: (first.get(name, Usage()), second.get(name, Usage())) for name in names}
     return {
         name: Usage(
             combine(one.calls, other.calls),
@@ -193,15 +193,17 @@ def show(measured: SmallJobs, workers: int) -> None:
 
 def _show_steps(steps: Mapping[str, Usage]) -> None:
     print(f"{'calls':>28}{'writes':>9}{'reads':>9}{'USD/1M':>10}")
-    shown = {name: steps[name] for name in STEPS if abs(steps.get(name, Usage()).calls) >= 0.005}
-    uses = shown.values()
+    printed_steps = {
+        name: steps[name] for name in STEPS if abs(steps.get(name, Usage()).calls) >= 0.005
+    }
+    uses = printed_steps.values()
     total = Usage(
         sum(use.calls for use in uses),
         sum(use.read_units for use in uses),
         sum(use.write_units for use in uses),
         sum(use.price_millionths for use in uses),
     )
-    for name, use in {**shown, "together": total}.items():
+    for name, use in {**printed_steps, "total": total}.items():
         print(
             f"  {name:18}{use.calls:>8.2f}{use.write_units:>9.2f}{use.read_units:>9.2f}"
             f"{use.price_millionths:>10.1f}"

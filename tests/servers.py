@@ -61,7 +61,7 @@ def skip(complaint: str) -> NoReturn:
     raise SystemExit(complaint)
 
 
-def found(program: str | Path) -> str:
+def find_program(program: str | Path) -> str:
     """Returns the path of a server's program. If it is missing the test is skipped, or fails in CI.
 
     An environment may be half installed: `make` creates `.installed` when it is complete.
@@ -143,7 +143,9 @@ def a_ministack(folder: Path, env: Mapping[str, str] = {}) -> Iterator[str]:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     own = {"BIND_HOST": "127.0.0.1", "GATEWAY_PORT": str(port), "IOT_MTLS_ENABLED": "0", **env}
-    with running([found(SERVERS / "ministack")], folder, answers(f"{url}/_ministack/health"), own):
+    with running(
+        [find_program(SERVERS / "ministack")], folder, answers(f"{url}/_ministack/health"), own
+    ):
         yield url
 
 
@@ -162,7 +164,7 @@ def a_localstack(folder: Path) -> Iterator[str]:
         "LOCALSTACK_HOST": f"127.0.0.1:{port}",
         "FILESYSTEM_ROOT": str(folder / "state"),
     }
-    command = [found(LOCALSTACK), "-m", "localstack.runtime.main"]
+    command = [find_program(LOCALSTACK), "-m", "localstack.runtime.main"]
     with running(command, folder, answers(f"{url}/_localstack/health"), env):
         yield url
 
@@ -179,7 +181,7 @@ def a_seaweed(folder: Path) -> Iterator[str]:
         "actions": ["Admin", "Read", "Write", "List", "Tagging"],
     }
     (folder / "s3.json").write_text(json.dumps({"identities": [grants]}))
-    command = [found(SERVERS / "weed"), "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
+    command = [find_program(SERVERS / "weed"), "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
     command += [f"-dir={folder / 'data'}", f"-s3.config={folder / 's3.json'}", "-s3"]
     command += ["-s3.allowDeleteBucketNotEmpty=false", "-s3.port.iceberg=0", "-s3.port.lance=0"]
     command += ["-volume.max=500", "-master.volumeSizeLimitMB=256"]
@@ -194,7 +196,7 @@ def a_seaweed(folder: Path) -> Iterator[str]:
 def a_moto(folder: Path) -> Iterator[str]:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    command = [found(SERVERS / "moto_server"), "-H", "127.0.0.1", "-p", str(port)]
+    command = [find_program(SERVERS / "moto_server"), "-H", "127.0.0.1", "-p", str(port)]
     with running(command, folder, answers(f"{url}/moto-api/")):
         yield url
 
@@ -221,7 +223,7 @@ def a_redis_cluster(folder: Path, port: int | None = None) -> Iterator[str]:
 
 
 def _redis(port: int) -> list[str]:
-    program = found("redis-server")
+    program = find_program("redis-server")
     return [program, "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--dir", "."]
 
 
@@ -352,4 +354,4 @@ class Postgres:
 def _postgres_program(name: str) -> str:
     """Finds a program of PostgreSQL; Debian stores those of each version outside of PATH."""
     versions = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))
-    return found(str(versions[-1]) if versions else name)
+    return find_program(str(versions[-1]) if versions else name)

@@ -33,11 +33,13 @@ def full_volume(ground: Ground, report: Report) -> None:
     with small_volume(target.data_dir, 96), serve(site, ground.arena.port), running(target):
         job_id = target.submit([site.url(f"/page/{n}") for n in range(200)])
         time.sleep(8)
-        fetched = sum(site.asked.values())
+        fetched = sum(site.request_counts.values())
         run = target.run_of(job_id)
         report.equals("tasks failed because of the full disk", run["stats"]["failed"], 0)
         time.sleep(4)
-        report.at_most("further fetches while it is full", sum(site.asked.values()) - fetched, 10)
+        report.at_most(
+            "further fetches while it is full", sum(site.request_counts.values()) - fetched, 10
+        )
         filler = target.data_dir / "filler"
         # Unbuffered, because flushing a buffer would fail again when the file is closed.
         with filler.open("wb", buffering=0) as file, suppress(OSError):

@@ -25,7 +25,10 @@ class PaidGateway(Site):
     is_down: bool = False
     think_s: float = THINK_S
     poisoned: frozenset[str] = frozenset()
-    states: Callable[[int, int], tuple[str, str]] = lambda plan, left: (str(plan), str(left))
+    states: Callable[[int, int], tuple[str, str]] = lambda plan, remaining: (
+        str(plan),
+        str(remaining),
+    )
     retry_after: str | None = None
     # What each page begins with.
     prologue: bytes = b""
@@ -64,8 +67,8 @@ class PaidGateway(Site):
             "X-Request-Cost: 1",
         ]
         if self.plan is not None:
-            limit, left = self.states(self.plan, max(0, self.plan - self.working_count))
-            lines += [f"Concurrency-Limit: {limit}", f"Concurrency-Remaining: {left}"]
+            limit, remaining = self.states(self.plan, max(0, self.plan - self.working_count))
+            lines += [f"Concurrency-Limit: {limit}", f"Concurrency-Remaining: {remaining}"]
         if self.retry_after is not None and status.startswith("429"):
             lines.append(f"Retry-After: {self.retry_after}")
         return "\r\n".join(lines).encode() + b"\r\n\r\n" + body

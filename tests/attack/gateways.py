@@ -60,7 +60,7 @@ def plan_that_others_use(ground: Ground, report: Report) -> None:
     """The limit header says 20, but another user of the same key takes 15 of these calls."""
     count = ground.choose(100, 1_000)
     gateway = PaidGateway(
-        ground.arena.gateway_address, plan=5, states=lambda plan, left: ("20", str(left))
+        ground.arena.gateway_address, plan=5, states=lambda plan, remaining: ("20", str(remaining))
     )
     with serve(gateway, ground.arena.port), _a_target(ground, gateway) as target:
         job_id = target.submit(_pages(ground, count))
@@ -93,7 +93,7 @@ def outage_of_the_gateway(ground: Ground, report: Report) -> None:
         time.sleep(away_s / 2)
         stats = target.run_of(job_id)["stats"]
         report.equals("tasks failed during the outage", stats["failed"], 0)
-        failed_calls = sum(gateway.asked.values()) - gateway.paid_count
+        failed_calls = sum(gateway.request_counts.values()) - gateway.paid_count
         gateway.is_down = False
         with serve(gateway, port):
             took_s = target.wait_ended(job_id, deadline_s=120)
@@ -123,8 +123,8 @@ def gateway_that_lies(ground: Ground, report: Report) -> None:
     lies = ["0", "-7", "9" * 30, "20", "", "3.5", "1"]
     count = 60
 
-    def state(plan: int, left: int) -> tuple[str, str]:
-        return lies[left % len(lies)], lies[(left * 3) % len(lies)]
+    def state(plan: int, remaining: int) -> tuple[str, str]:
+        return lies[remaining % len(lies)], lies[(remaining * 3) % len(lies)]
 
     gateway = PaidGateway(ground.arena.gateway_address, plan=10, states=state)
     with serve(gateway, ground.arena.port), _a_target(ground, gateway) as target:

@@ -79,7 +79,7 @@ class Site:
 
     address: str
     port: int = 0
-    asked: Counter[str] = field(default_factory=Counter)
+    request_counts: Counter[str] = field(default_factory=Counter)
     requests: list[Request] = field(default_factory=list)
     open_count: int = 0
     open_count_max: int = 0
@@ -102,7 +102,7 @@ class Site:
     async def _answer(self, request: Request, stream: trio.SocketStream) -> bool:
         """Answers a request. Returns whether the connection stays open."""
         name = request.path.partition("?")[0]
-        self.asked[name] += 1
+        self.request_counts[name] += 1
         self.requests.append(request)
         self.open_count += 1
         self.open_count_max = max(self.open_count_max, self.open_count)

@@ -124,7 +124,7 @@ def poisoned_parameter(ground: Ground, report: Report) -> None:
         run = target.run_of(answer.json()["job_id"])
         report.equals("the run ended", float(run["terminal"]), 1)
         report.equals("good pages stored", run["stats"]["successful"], 300)
-        report.at_most("fetches for 300 pages", sum(site.asked.values()), 300)
+        report.at_most("fetches for 300 pages", sum(site.request_counts.values()), 300)
         report.at_most("kilobytes of log", target.log.stat().st_size / 1000, 100)
 
 

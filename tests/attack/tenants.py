@@ -90,7 +90,7 @@ def dripping_bodies(ground: Ground, report: Report) -> None:
 
     def attack(ground: Ground, site: Site, target: Target, stack: ExitStack) -> None:
         target.submit([site.url(f"/drip?{n}") for n in range(40)], "attacker")
-        wait_until("the drips to begin", lambda: site.asked["/drip"] >= 16)
+        wait_until("the drips to begin", lambda: site.request_counts["/drip"] >= 16)
 
     assert LARGE_BYTES > 1 << 20
     starve(ground, report, attack, "/large?{}")
@@ -103,7 +103,7 @@ def stalled_large_bodies(ground: Ground, report: Report) -> None:
         for caller in range(8):
             urls = [site.url(f"/stall?{caller}-{n}") for n in range(5)]
             target.submit(urls, f"attacker-{caller}")
-        wait_until("the bodies to stall", lambda: site.asked["/stall"] >= 16)
+        wait_until("the bodies to stall", lambda: site.request_counts["/stall"] >= 16)
         time.sleep(2)
 
     starve(ground, report, attack, "/large?{}")
@@ -154,7 +154,7 @@ def encodings_without_output(ground: Ground, report: Report) -> None:
     def attack(ground: Ground, site: Site, target: Target, stack: ExitStack) -> None:
         urls = [site.url(f"/encoded?kind={kind}&n={n}") for n in range(3) for kind in NO_OUTPUT]
         job_id = target.submit(urls, "attacker")
-        wait_until("the responses to be sent", lambda: site.asked["/encoded"] >= 1)
+        wait_until("the responses to be sent", lambda: site.request_counts["/encoded"] >= 1)
         report.at_most("slowest health check in seconds", target.slowest_health_s(3), 3)
         target.wait_ended(job_id, "attacker", deadline_s=60)
         report.equals("pages stored from them", len(target.bodies_of(job_id, "attacker")), 0)
@@ -194,7 +194,7 @@ def _decode(ground: Ground, report: Report, kind: str) -> None:
     def attack(ground: Ground, site: Site, target: Target, stack: ExitStack) -> None:
         urls = [site.url(f"/encoded?kind={kind}&n={n}") for n in range(10)]
         target.submit(urls, "attacker")
-        wait_until("the responses to be sent", lambda: site.asked["/encoded"] >= 1)
+        wait_until("the responses to be sent", lambda: site.request_counts["/encoded"] >= 1)
         report.at_most("slowest health check in seconds", target.slowest_health_s(3), 3)
 
     starve(ground, report, attack)

@@ -54,10 +54,10 @@ def hooked(client: Client) -> None:
     client.remove(keys)
     client.post(keys)
     client.post(f"{keys}/finalize", expect=409)
-    with socket.socket() as deaf:
-        deaf.bind(("127.0.0.1", 0))
-        nobody = f"http://127.0.0.1:{deaf.getsockname()[1]}/"
-        job_id = client.submit(range(PAGES), webhook={"url": nobody})
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent_url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+        job_id = client.submit(range(PAGES), webhook={"url": silent_url})
         client.completed(job_id, PAGES)
         log = f"/v1/jobs/{job_id}/webhook/deliveries"
         until("a try", lambda: any(e["attempts"] for e in client.get(log)["deliveries"]) or None)

@@ -75,9 +75,9 @@ def resolve(value: Any) -> Any:
         case {"Fn::If": [_, chosen, _]}:
             return resolve(chosen)
         case dict():
-            return {name: resolve(each) for name, each in value.items()}
+            return {name: resolve(item) for name, item in value.items()}
         case list():
-            return [resolve(each) for each in value]
+            return [resolve(item) for item in value]
     return value
 
 

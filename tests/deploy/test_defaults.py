@@ -152,18 +152,18 @@ def _stage(name: str) -> str:
 def _task(name: str) -> dict[str, str]:
     (container,) = load("service.yaml")["Resources"][name]["Properties"]["ContainerDefinitions"]
     environ = {
-        each["Name"]: _deployed(each["Name"], each["Value"])
-        for each in _default_items(container["Environment"])
+        item["Name"]: _deployed(item["Name"], item["Value"])
+        for item in _default_items(container["Environment"])
     }
     return environ | _select(
-        SECRETS, (each["Name"] for each in _default_items(container["Secrets"]))
+        SECRETS, (item["Name"] for item in _default_items(container["Secrets"]))
     )
 
 
 def _default_items(listed: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the items that a stack with the default parameters contains."""
-    chosen = [_if_default(each) for each in listed]
-    return [each for each in chosen if each != {"Ref": "AWS::NoValue"}]
+    chosen = [_if_default(item) for item in listed]
+    return [item for item in chosen if item != {"Ref": "AWS::NoValue"}]
 
 
 def _if_default(value: Any) -> Any:
@@ -192,20 +192,20 @@ def _select(values: Mapping[str, str], names: Any) -> dict[str, str]:
 def _manifests(kind: str) -> dict[str, dict[str, Any]]:
     files = map(_read, ("kubernetes/conveyor.yaml", "kubernetes/gateway.yaml"))
     manifests = chain.from_iterable(map(yaml.safe_load_all, files))
-    return {each["metadata"]["name"]: each for each in manifests if each["kind"] == kind}
+    return {item["metadata"]["name"]: item for item in manifests if item["kind"] == kind}
 
 
 def _pods() -> dict[str, dict[str, str]]:
     shared = _manifests("ConfigMap")["conveyor"]["data"]
     secrets = _select(SECRETS, re.findall(r"from-literal=(\w+)", _read("kubernetes/conveyor.yaml")))
-    found = {}
+    environs = {}
     for name, deployment in _manifests("Deployment").items():
         (container,) = deployment["spec"]["template"]["spec"]["containers"]
-        own = {each["name"]: each["value"] for each in container["env"]}
-        found[f"kubernetes {name}"] = (
+        own = {item["name"]: item["value"] for item in container["env"]}
+        environs[f"kubernetes {name}"] = (
             {**shared, **secrets, **own} if "envFrom" in container else own
         )
-    return found
+    return environs
 
 
 def _service(file: str, name: str) -> dict[str, str]:
@@ -266,9 +266,9 @@ def test_the_template_offers_every_setting_that_is_not_listed_as_left_out() -> N
 
 def test_the_sizes_of_the_fleet_are_the_same_on_every_platform() -> None:
     sizes = {
-        name: each["Default"]
-        for name, each in load("service.yaml")["Parameters"].items()
-        if "Default" in each
+        name: item["Default"]
+        for name, item in load("service.yaml")["Parameters"].items()
+        if "Default" in item
     }
     scalers = _manifests("HorizontalPodAutoscaler")
 

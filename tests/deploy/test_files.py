@@ -79,7 +79,7 @@ def _manifests() -> Iterator[dict[str, object]]:
 
 @pytest.mark.parametrize("role", ["api", "worker"])
 def test_the_program_accepts_the_config_map(role: str) -> None:
-    (config,) = [each["data"] for each in _manifests() if each["kind"] == "ConfigMap"]
+    (config,) = [item["data"] for item in _manifests() if item["kind"] == "ConfigMap"]
     secrets = {"CONVEYOR_SECRET_KEY": "s" * 64, "CONVEYOR_API_KEYS": "0123456789abcdef"}
 
     settings = settings_from({**config, **secrets, "CONVEYOR_ROLE": role})  # type: ignore[dict-item]

@@ -49,29 +49,29 @@ async def test_no_gateway_is_checked_if_none_is_configured() -> None:
 @pytest.mark.parametrize("variable", ["CONVEYOR_GATEWAY_URL", "CONVEYOR_RENDERER_URL"])
 async def test_a_gateway_that_asks_for_a_url_passes_the_check(variable: str) -> None:
     with a_server(400) as url:
-        found = await check_remote(variable, f"{url}?apikey=k")
+        findings = await check_remote(variable, f"{url}?apikey=k")
 
-    assert found == [("gateway", None)]
+    assert findings == [("gateway", None)]
 
 
 async def test_a_key_that_the_gateway_refuses_is_reported() -> None:
     with a_server(401) as url:
-        found = await check_remote("CONVEYOR_RENDERER_URL", f"{url}?apikey=k")
+        findings = await check_remote("CONVEYOR_RENDERER_URL", f"{url}?apikey=k")
 
-    assert found == [("gateway", "127.0.0.1 refuses the key")]
+    assert findings == [("gateway", "127.0.0.1 refuses the key")]
 
 
 async def test_a_gateway_that_needs_the_keys_of_callers_passes_the_check() -> None:
     with a_server(401) as url:
-        found = await check_remote("CONVEYOR_GATEWAY_URL", url)
+        findings = await check_remote("CONVEYOR_GATEWAY_URL", url)
 
-    assert found == [("gateway", None)]
+    assert findings == [("gateway", None)]
 
 
 async def test_a_gateway_that_does_not_answer_is_reported() -> None:
-    found = await check_remote("CONVEYOR_GATEWAY_URL", f"http://127.0.0.1:{free_port()}/v1/")
+    findings = await check_remote("CONVEYOR_GATEWAY_URL", f"http://127.0.0.1:{free_port()}/v1/")
 
-    assert found == [("gateway", "127.0.0.1 does not answer: connection refused")]
+    assert findings == [("gateway", "127.0.0.1 does not answer: connection refused")]
 
 
 @needs_chromium

@@ -103,12 +103,12 @@ def test_checkov_reports_only_accepted_findings() -> None:
     reports = json.loads(ended.stdout)
     assert {report["check_type"] for report in reports} == set(frameworks)
     assert [report["results"]["parsing_errors"] for report in reports] == [[], [], []]
-    found = {
+    findings = {
         (finding["check_id"], finding["resource"])
         for report in reports
         for finding in report["results"]["failed_checks"]
     }
-    assert found == ACCEPTED.keys()
+    assert findings == ACCEPTED.keys()
 
 
 def test_hadolint_accepts_the_image() -> None:

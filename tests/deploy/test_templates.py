@@ -23,7 +23,7 @@ from conveyor.usecases.run import demand
 from conveyor.usecases.run.demand import Demand
 from tests.deploy.containers.uses import USES
 from tests.deploy.templates import AWS, actions_of, load
-from tests.servers import SERVERS, found
+from tests.servers import SERVERS, find_program
 
 DATA, SERVICE = load("data.yaml")["Resources"], load("service.yaml")["Resources"]
 BODY_DAYS = 30
@@ -70,7 +70,7 @@ def test_the_queues_are_those_that_init_creates(queue: str, name: str) -> None:
     ours = DATA[queue]["Properties"]
 
     assert ours["QueueName"] == {"Fn::Sub": f"${{QueuePrefix}}{name}"}
-    assert {each: str(ours[each]) for each in RUN_ATTRIBUTES} == RUN_ATTRIBUTES
+    assert {item: str(ours[item]) for item in RUN_ATTRIBUTES} == RUN_ATTRIBUTES
     if queue == "ControlQueue":
         assert ours["RedrivePolicy"] == {
             "deadLetterTargetArn": {"Fn::GetAtt": ["DeadQueue", "Arn"]},
@@ -87,7 +87,7 @@ def test_resources_with_data_are_retained_when_their_stack_is_deleted() -> None:
 def test_the_program_accepts_the_environment_of_a_task(task: str) -> None:
     (container,) = SERVICE[task]["Properties"]["ContainerDefinitions"]
     environ = {
-        each["Name"]: _example(each["Name"], each["Value"]) for each in container["Environment"]
+        item["Name"]: _example(item["Name"], item["Value"]) for item in container["Environment"]
     }
     secrets = {secret["Name"] for secret in _secrets(container)}
 
@@ -122,7 +122,7 @@ def _example(name: str, value: object) -> str:
 
 def _secrets(container: dict[str, Any]) -> list[dict[str, Any]]:
     listed = container["Secrets"]
-    return [each["Fn::If"][1] if "Fn::If" in each else each for each in listed]
+    return [item["Fn::If"][1] if "Fn::If" in item else item for item in listed]
 
 
 def _is_unknown(name: str) -> bool:
@@ -163,8 +163,8 @@ def test_workers_scale_by_their_demand_and_the_api_by_its_own_load() -> None:
     (directive,) = line["_aws"]["CloudWatchMetrics"]
 
     assert metric["Namespace"] == directive["Namespace"]
-    assert metric["MetricName"] in {each["Name"] for each in directive["Metrics"]}
-    assert [each["Name"] for each in metric["Dimensions"]] == directive["Dimensions"][0]
+    assert metric["MetricName"] in {item["Name"] for item in directive["Metrics"]}
+    assert [item["Name"] for item in metric["Dimensions"]] == directive["Dimensions"][0]
     assert policies["WorkerScalingPolicy"]["TargetValue"] == 100 * demand.TARGET
     assert policies["ApiScalingPolicy"]["PredefinedMetricSpecification"] == {
         "PredefinedMetricType": "ECSServiceAverageCPUUtilization"
@@ -197,9 +197,9 @@ def test_every_parameter_is_documented(name: str) -> None:
     parameters = load(name)["Parameters"]
     document = (AWS.parents[1] / "docs" / "deploy.md").read_text()
 
-    assert [each for each in parameters if not parameters[each].get("Description")] == []
-    assert {each: _documented_default(each, document) for each in parameters} == {
-        each: str(parameters[each].get("Default", "(required)")) or "empty" for each in parameters
+    assert [item for item in parameters if not parameters[item].get("Description")] == []
+    assert {item: _documented_default(item, document) for item in parameters} == {
+        item: str(parameters[item].get("Default", "(required)")) or "empty" for item in parameters
     }
 
 
@@ -229,7 +229,13 @@ def test_the_costs_include_every_alarm_and_secret_of_the_templates() -> None:
 @pytest.mark.slow
 def test_cfn_lint_accepts_the_templates() -> None:
     # W1030: the default of SubnetIds is empty; it is used only with an existing VPC.
-    command = [found(SERVERS / "cfn-lint"), "-i", "W1030", "--", *map(str, AWS.glob("*.yaml"))]
+    command = [
+        find_program(SERVERS / "cfn-lint"),
+        "-i",
+        "W1030",
+        "--",
+        *map(str, AWS.glob("*.yaml")),
+    ]
 
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
 

@@ -37,8 +37,8 @@ def leases_of(cloud: Cloud, job_id: str) -> set[str]:
     """Returns the names of a job's leases that have not expired."""
     port = int(cloud.environ["CONVEYOR_REDIS_URL"].rpartition(":")[2])
     key = f"{cloud.environ['CONVEYOR_TABLE']}:{{{job_id}}}/:leases"
-    said = redis_says(port, "ZRANGEBYSCORE", key, f"{time.time() * 1e6:.0f}", "+inf")
-    return {name.decode() for name in re.findall(rb"\w{26}/(\w{24})", said)}
+    reply = redis_says(port, "ZRANGEBYSCORE", key, f"{time.time() * 1e6:.0f}", "+inf")
+    return {name.decode() for name in re.findall(rb"\w{26}/(\w{24})", reply)}
 
 
 async def _rows_of(cloud: Cloud, kind: str) -> list[Row]:

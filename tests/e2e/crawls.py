@@ -49,9 +49,9 @@ class Outcome:
 
     def differences(self, site: TrapSite) -> list[str]:
         """Returns every difference between the crawl and the site."""
-        wrong = [f"missing {url}" for url in sorted(site.kept() - self.fetched)]
-        wrong += [f"not of the site: {url}" for url in sorted(self.fetched - site.kept())]
-        wrong += [f"failed: {url}" for url in sorted(self.failed ^ site.failing())]
+        wrong = [f"missing {url}" for url in sorted(site.kept_urls() - self.fetched)]
+        wrong += [f"not of the site: {url}" for url in sorted(self.fetched - site.kept_urls())]
+        wrong += [f"failed: {url}" for url in sorted(self.failed ^ site.failing_urls())]
         if self.lines != len(self.fetched) + len(self.failed):
             wrong.append(f"{self.lines} results for {len(self.fetched | self.failed)} pages")
         if self.crawl.status is not CrawlStatus.COMPLETED:

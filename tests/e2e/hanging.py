@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class HangingSite:
-    """`open_count` counts the connections that clients keep open; `asked` are requested paths."""
+    """`open_count` counts open connections; `requested_paths` are all requests so far."""
 
     port: int
     open_count: int = 0
-    asked: list[str] = field(default_factory=list)
+    requested_paths: list[str] = field(default_factory=list)
 
     def tasks(self, count: int) -> list[dict[str, str]]:
         return [{"url": f"http://127.0.0.1:{self.port}/{number}"} for number in range(count)]
@@ -60,7 +60,7 @@ def _serve(
             with suppress(OSError):  # A killed process resets its connections.
                 piece = key.fileobj.recv(65_536)
             if piece:
-                site.asked.append(piece.split(b" ")[1].decode())
+                site.requested_paths.append(piece.split(b" ")[1].decode())
             else:
                 waiting.unregister(key.fileobj)
                 key.fileobj.close()

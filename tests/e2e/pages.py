@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 class Pages:
     port: int = 0
     think_s: float = 0.05
-    asked: Counter[int] = field(default_factory=Counter)
+    request_counts: Counter[int] = field(default_factory=Counter)
     inflight_count: int = 0
     inflight_max: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -27,7 +27,7 @@ class Pages:
 
     def begin(self, number: int) -> None:
         with self.lock:
-            self.asked[number] += 1
+            self.request_counts[number] += 1
             self.inflight_count += 1
             self.inflight_max = max(self.inflight_max, self.inflight_count)
 

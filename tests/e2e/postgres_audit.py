@@ -27,7 +27,7 @@ def violations(url: str, blob_dir: Path) -> list[str]:
     """Returns every violated invariant of a deployment's rows and bodies."""
     counters = _rows(url, _COUNTERS)
     tasks = _rows(url, _TASKS)
-    found: list[str] = []
+    problems: list[str] = []
     for run_id, admitted, done, successful, failed in counters:
         statuses = [status for run, status, _ in tasks if run == run_id]
         facts = {
@@ -36,13 +36,15 @@ def violations(url: str, blob_dir: Path) -> list[str]:
             "successful = rows": successful == statuses.count(TaskStatus.SUCCESSFUL),
             "failed = rows": failed == statuses.count(TaskStatus.FAILED),
         }
-        found += [f"{run_id}: {fact} does not hold" for fact, holds in facts.items() if not holds]
+        problems += [
+            f"{run_id}: {fact} does not hold" for fact, holds in facts.items() if not holds
+        ]
     for run_id, _, result in tasks:
         if result is not None and not _is_intact(
             blob_dir, msgspec.json.decode(result, type=Result)
         ):
-            found.append(f"{run_id}: a body differs from its row")
-    return found
+            problems.append(f"{run_id}: a body differs from its row")
+    return problems
 
 
 def leases_count(url: str, run_id: str) -> int:

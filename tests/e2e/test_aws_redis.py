@@ -30,18 +30,19 @@ def test_a_run_continues_without_redis_and_after_its_return(
             body = {"tasks": pages.tasks(PAGES), "max_inflight": CAP}
             job_id = client.post("/v1/jobs", json=body).json()["job_id"]
             # At 60 pages a second; by then the workers have read each other's reports.
-            until("work with Redis", lambda: pages.asked.total() >= 800 or None)
+            until("work with Redis", lambda: pages.request_counts.total() >= 800 or None)
             redis.close()
             until("it to be missed", lambda: _all_logs_contain(cloud, workers, UNAVAILABLE))
             # Fetches that were in flight at the outage may exceed the cap for a moment.
-            requests_before = pages.asked.total()
+            requests_before = pages.request_counts.total()
             until(
                 "older pages to end",
-                lambda: pages.asked.total() >= requests_before + 3 * CAP or None,
+                lambda: pages.request_counts.total() >= requests_before + 3 * CAP or None,
             )
             pages.inflight_max = 0
             until(
-                "work without Redis", lambda: pages.asked.total() >= requests_before + 150 or None
+                "work without Redis",
+                lambda: pages.request_counts.total() >= requests_before + 150 or None,
             )
             away_max, was_live = pages.inflight_max, not run_of(client, job_id)["terminal"]
             redis.enter_context(a_redis(tmp_path / "redis-2", port))

@@ -38,7 +38,7 @@ class Aftermath:
     later_run: dict[str, Any]
     refetched: int
     fetched_max: int
-    found: list[str]
+    problems: list[str]
     sleeper_lives: bool
 
 
@@ -73,9 +73,9 @@ def aftermath(
             killed_leases_back_s=back_s,
             run=run,
             later_run=later,
-            refetched=sum(count - 1 for count in pages.asked.values()),
-            fetched_max=max(pages.asked.values()),
-            found=violations(cloud),
+            refetched=sum(count - 1 for count in pages.request_counts.values()),
+            fetched_max=max(pages.request_counts.values()),
+            problems=violations(cloud),
             sleeper_lives=sleeper.poll() is None,
         )
 
@@ -85,7 +85,7 @@ def test_a_killed_worker_loses_no_task_and_no_task_counts_twice(aftermath: After
 
     assert aftermath.run["status"] == "completed"
     assert (stats["successful"], stats["completed"], stats["total"]) == (PAGES,) * 3
-    assert aftermath.found == []
+    assert aftermath.problems == []
 
 
 def test_the_leases_of_a_killed_worker_expire_within_40_seconds(aftermath: Aftermath) -> None:
@@ -104,7 +104,7 @@ def test_a_worker_suspended_beyond_its_claims_settles_none_and_continues(
 
     assert aftermath.sleeper_lives
     assert (stats["successful"], stats["total"]) == (200, 200)
-    assert aftermath.found == []
+    assert aftermath.problems == []
 
 
 def test_a_worker_finishes_its_fetches_after_sigterm(cloud: Cloud) -> None:
@@ -116,7 +116,7 @@ def test_a_worker_finishes_its_fetches_after_sigterm(cloud: Cloud) -> None:
 
         worker.send_signal(signal.SIGTERM)
         code = worker.wait(timeout=40)
-        left, started_pages = leases_of(cloud, job_id), set(pages.asked)
+        left, started_pages = leases_of(cloud, job_id), set(pages.request_counts)
         done = client.get(f"/v1/jobs/{job_id}").json()["latest_run"]["stats"]["completed"]
         pages.think_s = 0.05
         cloud.workers(1)
@@ -124,7 +124,7 @@ def test_a_worker_finishes_its_fetches_after_sigterm(cloud: Cloud) -> None:
 
     assert (code, left, done) == (0, set(), len(started_pages))
     assert run["stats"]["successful"] == 60
-    assert set(pages.asked.values()) == {1}
+    assert set(pages.request_counts.values()) == {1}
     assert violations(cloud) == []
 
 

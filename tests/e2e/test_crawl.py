@@ -143,7 +143,7 @@ def test_the_client_reads_limits_stops_and_refusals(site: TrapSite, tmp_path: Pa
         (CrawlStatus.COMPLETED, None),
     ]
     assert ends[0].coverage.items_found == 5
-    assert urls == {f"{site.url}/", f"{site.url}/p/0", *site.failing()}
+    assert urls == {f"{site.url}/", f"{site.url}/p/0", *site.failing_urls()}
     assert ends[2].coverage.pages_fetched == 3
     assert ends[3].error is not None
     assert ends[3].error.code.value == "seed_unreachable"

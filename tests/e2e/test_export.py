@@ -28,7 +28,7 @@ def an_ended_run(server: Server, urls: list[str]) -> str:
     return f"/v1/jobs/{job_id}/runs/{run['run_id']}/exports"
 
 
-def asked(server: Server, address: str) -> str | None:
+def start_export(server: Server, address: str) -> str | None:
     """Starts an export. Returns its id, or None if the server crashed before it answered."""
     if server.url == "ended":
         return None
@@ -69,10 +69,10 @@ def test_an_export_completes_after_a_crash_at_an_engine_call(tmp_path: Path, poi
         server.stop()
 
         server.start(TEST_CRASH_AT=point)
-        first = asked(server, address)
+        first = start_export(server, address)
         until("the crash", lambda: server.has_ended() or None)
         server.start()
-        second = asked(server, address)
+        second = start_export(server, address)
         assert second is not None
         export = until("the export", lambda: completed(server, address, second))
         content = httpx.get(export["download_url"], timeout=60, trust_env=False)

@@ -23,11 +23,11 @@ class Gateway(BaseHTTPRequestHandler):
     """Returns a page for every URL; the account `broke` has no credit."""
 
     protocol_version = "HTTP/1.1"
-    asked: list[dict[str, str]]
+    queries: list[dict[str, str]]
 
     def do_GET(self) -> None:
         query = {name: values[0] for name, values in parse_qs(urlsplit(self.path).query).items()}
-        self.asked.append(query)
+        self.queries.append(query)
         if query["apikey"] == "broke":
             self._answer(402, b'{"code":"AUTH004","title":"no credit","detail":"Top up."}')
         else:
@@ -48,7 +48,7 @@ class Gateway(BaseHTTPRequestHandler):
 @contextmanager
 def a_gateway() -> Iterator[tuple[str, list[dict[str, str]]]]:
     requests: list[dict[str, str]] = []
-    handler = type("Handler", (Gateway,), {"asked": requests})
+    handler = type("Handler", (Gateway,), {"queries": requests})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = Thread(target=server.serve_forever)
         thread.start()
@@ -65,12 +65,12 @@ def ended(server: Server, key: str) -> dict[str, Any]:
     body = {"tasks": tasks, "zenrows_params": {"js_render": True}}
     job = server.call("POST", "/v1/jobs", json=body, headers=headers).json()
 
-    def look() -> dict[str, Any] | None:
+    def ended_run() -> dict[str, Any] | None:
         path = f"/v1/jobs/{job['job_id']}"
         run: dict[str, Any] = server.call("GET", path, headers=headers).json()["latest_run"]
         return run if run["terminal"] else None
 
-    return until("the run to end", look)
+    return until("the run to end", ended_run)
 
 
 def test_the_gateway_gets_the_callers_key_and_its_cost_is_counted(tmp_path: Path) -> None:

@@ -53,18 +53,18 @@ def test_a_killed_worker_and_a_killed_database_server_lose_no_task(deployment: D
     with some_pages(think_s=0.2) as pages, a_client(cloud.api()) as client:
         victim, _ = cloud.workers(2)
         job_id = _submit(client, pages, PAGES)
-        until("work in hand", lambda: len(pages.asked) > PAGES // 8 or None)
+        until("work in hand", lambda: len(pages.request_counts) > PAGES // 8 or None)
         victim.send_signal(signal.SIGKILL)
         cloud.workers(1)
-        until("more work", lambda: len(pages.asked) > PAGES // 4 or None)
+        until("more work", lambda: len(pages.request_counts) > PAGES // 4 or None)
         deployment.server.kill()
         deployment.server.start()
-        until("work after the crash", lambda: len(pages.asked) > PAGES // 2 or None)
+        until("work after the crash", lambda: len(pages.request_counts) > PAGES // 2 or None)
         run = until("the run to end", lambda: _ended(client, job_id))
 
         assert run["status"] == "completed"
         assert run_of(client, job_id)["stats"]["successful"] == PAGES
-        assert max(pages.asked.values()) <= 3
+        assert max(pages.request_counts.values()) <= 3
         assert deployment.violations() == []
 
 
@@ -80,7 +80,7 @@ def test_a_run_continues_on_a_promoted_replica(tmp_path: Path) -> None:
         with some_pages(think_s=0.2) as pages, a_client(cloud.api()) as client:
             cloud.workers(2)
             job_id = _submit(client, pages, PAGES // 2)
-            until("work in hand", lambda: len(pages.asked) > PAGES // 8 or None)
+            until("work in hand", lambda: len(pages.request_counts) > PAGES // 8 or None)
             primary.kill()
             # The replica inherited the setting; without a standby its commits would wait for ever.
             trio.run(execute, replica.url, "SELECT pg_promote()")

@@ -55,14 +55,14 @@ def test_a_crash_at_an_engine_call_loses_nothing(tmp_path: Path, point: str, pag
             second = until("the retry", lambda: _submit(server, body))
             run = until("the run to end", lambda: server.ended_run(second))
             jobs = server.call("GET", "/v1/jobs").json()["jobs"]
-            found = violations(database.url, bodies)
+            problems = violations(database.url, bodies)
         finally:
             server.kill()
 
     assert first in (None, second)
     assert len(jobs) == 1
     assert run["stats"]["total"] == run["stats"]["completed"] == pages
-    assert found == []
+    assert problems == []
 
 
 def _submit(server: Server, body: object) -> str | None:

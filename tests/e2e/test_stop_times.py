@@ -105,7 +105,7 @@ def test_tasks_of_a_killed_process_are_fetched_again_within_a_minute(
         with a_hanging_site() as site:
             body = {"tasks": site.tasks(CAP), "max_inflight": CAP}
             server.call("POST", "/v1/jobs", json=body)
-            until("fetches", lambda: len(set(site.asked)) == CAP or None)
+            until("fetches", lambda: len(set(site.requested_paths)) == CAP or None)
             (victim,) = helper_pids(server)
 
             os.kill(victim, signal.SIGKILL)
@@ -113,7 +113,7 @@ def test_tasks_of_a_killed_process_are_fetched_again_within_a_minute(
             lost_count = CAP // 2
             until(
                 "its pages to be requested again",
-                lambda: len(site.asked) >= CAP + lost_count or None,
+                lambda: len(site.requested_paths) >= CAP + lost_count or None,
                 deadline_s=120,
             )
             seconds = time.monotonic() - killed_at

@@ -62,18 +62,18 @@ def test_killed_processes_and_a_killed_database_lose_no_task(
         victim, _ = cloud.workers(2)
         body = {"tasks": pages.tasks(PAGES), "max_inflight": 40}
         job_id = client.post("/v1/jobs", json=body).json()["job_id"]
-        until("work in hand", lambda: len(pages.asked) > PAGES // 8 or None)
+        until("work in hand", lambda: len(pages.request_counts) > PAGES // 8 or None)
         victim.send_signal(signal.SIGKILL)
         cloud.workers(1)
-        until("more work", lambda: len(pages.asked) > PAGES // 4 or None)
+        until("more work", lambda: len(pages.request_counts) > PAGES // 4 or None)
         database.kill()
         database.start()
-        until("work after the crash", lambda: len(pages.asked) > PAGES // 2 or None)
+        until("work after the crash", lambda: len(pages.request_counts) > PAGES // 2 or None)
         run = until("the run to end", lambda: _ended(client, job_id))
 
         assert run["status"] == "completed"
         assert run_of(client, job_id)["stats"]["successful"] == PAGES
-        assert max(pages.asked.values()) <= 3
+        assert max(pages.request_counts.values()) <= 3
         assert trio.run(execute, database.url, _COUNTED) == [(PAGES,) * 5]
         kinds = ("Task", "Stats", "Event", "Crossing")
         assert [rows_of(cloud, kind) for kind in kinds] == [[], [], [], []]

@@ -33,11 +33,11 @@ class TrapSite:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def kept(self) -> set[str]:
+    def kept_urls(self) -> set[str]:
         """Returns the URLs of all pages that a crawl keeps and can read."""
         return {f"{self.url}/", *(f"{self.url}/p/{number}" for number in range(self.pages))}
 
-    def failing(self) -> set[str]:
+    def failing_urls(self) -> set[str]:
         """Returns the URLs that a crawl keeps and cannot read."""
         return {f"{self.url}/missing/0", f"{self.url}/loop/a"}
 
@@ -94,7 +94,7 @@ class TrapSite:
         return f"<!-- <a href='/calendar/comment'> --><script>'<a href=/x>'</script>{anchors}"
 
     def _sitemap(self) -> str:
-        locations = "".join(f"<url><loc>{url}</loc></url>" for url in sorted(self.kept()))
+        locations = "".join(f"<url><loc>{url}</loc></url>" for url in sorted(self.kept_urls()))
         return f"<urlset>{locations}</urlset>"
 
     async def serve(self, stream: trio.SocketStream) -> None:

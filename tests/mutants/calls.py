@@ -34,13 +34,13 @@ class RecordingClient:
     """A client whose rows are jobs of four shards. In a batch of reads it leaves all keys but the
     first unprocessed. Of two inserts it throttles the second; of more it omits the answers."""
 
-    asked: list[tuple[str, Any]] = field(default_factory=list)
+    calls: list[tuple[str, Any]] = field(default_factory=list)
 
     async def call(
         self, service: str, operation: str, params: Any, *, attempts_max: int = 1
     ) -> Any:
         await trio.lowlevel.checkpoint()
-        self.asked.append((operation, params))
+        self.calls.append((operation, params))
         job = a_job(shard_count=4)
         item = to_item(key_of(job), job)
         if operation == "BatchGetItem":
@@ -63,7 +63,7 @@ def _table(client: RecordingClient) -> Table:
 
 async def a_read(client: RecordingClient) -> object:
     await _table(client).get(JobKey(JOB))
-    return client.asked
+    return client.calls
 
 
 async def a_read_of_many(client: RecordingClient) -> object:
@@ -74,7 +74,7 @@ async def a_read_of_many(client: RecordingClient) -> object:
 async def a_page_behind_a_cursor(client: RecordingClient) -> object:
     query = TasksOf(job_id=JOB, run_id=RUN, shard_count=3, after=TaskId("x"), limit=10)
     await queries.find(_table(client), query)
-    return len(client.asked)
+    return len(client.calls)
 
 
 async def shards_to_delete(client: RecordingClient) -> object:
@@ -84,7 +84,7 @@ async def shards_to_delete(client: RecordingClient) -> object:
 async def an_insert(client: RecordingClient, count: int = 2) -> object:
     items = [{"pk": {"S": "a"}, "sk": {"S": str(number)}} for number in range(count)]
     try:
-        return await _table(client).insert(items), client.asked
+        return await _table(client).insert(items), client.calls
     except Unavailable:
         return "unknown"
 
@@ -92,7 +92,7 @@ async def an_insert(client: RecordingClient, count: int = 2) -> object:
 async def a_release(client: RecordingClient) -> object:
     coordinator = DynamoCoordinator(client, "table", clock=ManualClock(), random=Random(1))
     await coordinator.release([LeaseId("pool#3#token")])
-    return client.asked
+    return client.calls
 
 
 async def a_settle(client: RecordingClient) -> object:
@@ -100,7 +100,7 @@ async def a_settle(client: RecordingClient) -> object:
     change = settlement.succeed(a_ref(), a_task(claim=1), result, spent=Cost(), now=T0)
     assert isinstance(change, SettleChange)
     await transactions._apply_group(_table(client), [(0, change)])
-    return [operation for operation, _ in client.asked]
+    return [operation for operation, _ in client.calls]
 
 
 async def two_at_once_for_one_lease(_: RecordingClient) -> object:

@@ -316,7 +316,7 @@ async def commits_for_a_flip_with_a_notice(env: Context) -> object:
 
 
 async def what_a_receiver_hears(env: Context) -> object:
-    heard: list[object] = []
+    deliveries: list[object] = []
 
     class Receiver:
         async def resolve(self, webhook: Webhook, partition: str) -> None:
@@ -325,12 +325,12 @@ async def what_a_receiver_hears(env: Context) -> object:
         async def deliver(self, message: Any) -> Delivered | NotDelivered:
             notice = await env.store.read(NoticeKey(a_notice().notice_id))
             assert notice is not None
-            heard.append((message.event_id, notice.status))
+            deliveries.append((message.event_id, notice.status))
             return Delivered(204)
 
     await keep(env.store, a_notice())
     await webhook._post(env, Receiver(), a_notice(), HOOK, CALLER)
-    return heard
+    return deliveries
 
 
 async def tasks_on_all_pages(env: Context) -> object:

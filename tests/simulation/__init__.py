@@ -1,1 +1,1 @@
-"""The simulator: it repeats itself, its faults strike, and the program survives it."""
+"""Tests of the simulator: its traces are reproducible, its faults occur, its checkers report."""

@@ -1,4 +1,4 @@
-"""Lives for tests: of one process, in a world that does to it what a test says."""
+"""Builds the faults of a single process for tests."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def nothing() -> Snapshot:
     return Snapshot(at=0.0, now=0.0, rows={}, leases=[])
 
 
-def life_with(*faults: Fault) -> ProcessFaults:
-    """These faults strike every time, and no others. No test reads the trace."""
+def faults_of_process(*faults: Fault) -> ProcessFaults:
+    """Makes these faults occur every time, and no others. No test reads the trace."""
     history, trace = History(), Trace()
     watcher = InvariantMonitor(
         peek=nothing,

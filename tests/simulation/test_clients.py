@@ -1,4 +1,4 @@
-"""Clients do everything that the API offers, and are kept from what is another's."""
+"""Tests the simulated clients: they use every route, and probe the data of other tenants."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ OURS, THEIRS = "01HF7YAT002XS0WYH6KZCNQBY8", "01HF7YAT002XS0WYH6KZCNQBY9"
     [route for route in ROUTES if route.access is not Access.PUBLIC],
     ids=lambda route: route.name,
 )
-def test_no_route_is_left_unmentioned_by_clients(route: Route) -> None:
+def test_simulated_clients_request_every_route(route: Route) -> None:
     package = Path(conveyor.simulation.clients.__file__).parent
     source = "".join(path.read_text() for path in package.glob("*.py"))
 
     last = route.path.rpartition("/")[2]
-    # No world has a crawl yet, so only those who trespass ask for one.
+    # No world has a crawl, so only requests for the data of other tenants name one.
     is_of_a_crawl = "{crawl_id}" in route.path and route in FOREIGN_ROUTES
     is_an_id = last in {"{job_id}", "{run_id}", "{task_id}", "{export_id}"}
     assert is_of_a_crawl or is_an_id or last in source
 
 
 @pytest.mark.parametrize("route", FOREIGN_ROUTES, ids=lambda route: route.name)
-def test_who_trespasses_sends_a_body_wherever_one_is_asked_for(route: Route) -> None:
+def test_a_request_for_foreign_data_has_a_body_if_its_route_needs_one(route: Route) -> None:
     takes_one = isinstance(route.does, Command) and route.does.payload is not None
 
     assert (route.name in BODIES) == takes_one
 
 
-def test_whatever_a_temper_does_more_often_is_an_action() -> None:
+def test_every_action_that_a_temper_prefers_exists() -> None:
     names = {action.__name__ for action in ACTIONS}
 
     assert names >= {name for often in TEMPERS.values() for name in often}
 
 
-def test_clients_upload_lists_that_the_service_takes() -> None:
+def test_the_service_accepts_the_lists_that_clients_upload() -> None:
     options = msgspec.structs.replace(
         spared(draw(1, engine="memory", hours=20 / 3600)), temper="uploading", haste=10.0
     )
@@ -89,15 +89,17 @@ def ask(job_id: str, status: int | None) -> Iterator[str]:
         sent_at=0.0,
         status=status,
     )
-    moment = StateChange(nothing, nothing, [], history, lambda _: None, list)
-    return what_is_anothers_is_not_found(moment, call)
+    change = StateChange(nothing, nothing, [], history, lambda _: None, list)
+    return what_is_anothers_is_not_found(change, call)
 
 
 @pytest.mark.parametrize("status", [200, 204, 400, 409])
-def test_any_answer_about_anothers_job_but_that_there_is_none_is_a_breach(status: int) -> None:
+def test_any_answer_but_404_about_the_job_of_another_tenant_is_reported(status: int) -> None:
     assert [*ask(THEIRS, status)] == [f"call 1 of us was answered {status}, and not 404"]
 
 
 @pytest.mark.parametrize(("job_id", "status"), [(THEIRS, 404), (THEIRS, None), (OURS, 200)])
-def test_no_answer_and_what_is_ones_own_are_no_breach(job_id: str, status: int | None) -> None:
+def test_a_404_no_answer_and_the_tenants_own_job_are_accepted(
+    job_id: str, status: int | None
+) -> None:
     assert [*ask(job_id, status)] == []

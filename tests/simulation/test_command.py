@@ -1,4 +1,4 @@
-"""`conveyor simulate`: what it prints, and how its exit codes tell failures apart."""
+"""Tests `conveyor simulate`: its output and its exit codes."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ RUN = "01HF7YAT002XS0WYH6KZCNQBY8"
 
 
 @pytest.fixture
-def came_of_it(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the next simulation comes to."""
+def outcome(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The outcome of the next simulation, which the test sets."""
     outcome: dict[str, Any] = {}
 
     def pretend(options: Options) -> Report:
@@ -38,7 +38,7 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(simulate, arguments)
 
 
-def test_seed_options_and_replay_command_come_first(came_of_it: dict[str, Any]) -> None:
+def test_seed_options_and_replay_command_come_first(outcome: dict[str, Any]) -> None:
     result = run("--seed", "7")
 
     first, second = result.output.splitlines()[:2]
@@ -47,7 +47,7 @@ def test_seed_options_and_replay_command_come_first(came_of_it: dict[str, Any]) 
     assert result.exit_code == 0
 
 
-def test_a_failing_seed_of_many_tells_its_options_and_its_replay_command_before_its_trace(
+def test_a_failing_seed_prints_its_options_and_replay_command_before_its_trace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reports = [
@@ -68,7 +68,7 @@ def test_a_failing_seed_of_many_tells_its_options_and_its_replay_command_before_
     assert lines[2].rstrip().endswith("worker0      crashed")
 
 
-def test_an_error_of_the_simulator_itself_is_told_as_a_crash(
+def test_an_error_of_the_simulator_is_reported_as_a_crash(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(_: Options) -> Report:
@@ -83,8 +83,10 @@ def test_an_error_of_the_simulator_itself_is_told_as_a_crash(
     assert "KeyError: 'nobody there'" in result.output
 
 
-def test_what_all_came_to_is_kept_on_demand(came_of_it: dict[str, Any], tmp_path: Path) -> None:
-    came_of_it.update(faults={"paused": 2}, crashes=["an actor crashed"], calls=4321, requests=65)
+def test_the_report_option_writes_totals_of_all_seeds(
+    outcome: dict[str, Any], tmp_path: Path
+) -> None:
+    outcome.update(faults={"paused": 2}, crashes=["an actor crashed"], calls=4321, requests=65)
 
     run("--seed", "7", "--report", str(tmp_path / "report.md"))
 
@@ -97,7 +99,7 @@ def test_what_all_came_to_is_kept_on_demand(came_of_it: dict[str, Any], tmp_path
     assert "| seeds that failed | 7 |" in lines
 
 
-def test_a_report_of_many_seeds_names_the_faults_that_never_struck() -> None:
+def test_a_report_of_many_seeds_names_the_faults_that_never_occurred() -> None:
     summary = Summary()
     all_but_one = {fault.value: 1 for fault in Fault if fault is not Fault.PAUSED}
     for seed in range(JUDGED_FROM):
@@ -108,8 +110,8 @@ def test_a_report_of_many_seeds_names_the_faults_that_never_struck() -> None:
     assert "Should have struck and never did: paused; nothing asks for it: none." in lines
 
 
-def test_the_last_line_is_json_on_demand(came_of_it: dict[str, Any]) -> None:
-    came_of_it.update(kills=3, faults={"paused": 2})
+def test_the_last_line_is_json_with_the_json_option(outcome: dict[str, Any]) -> None:
+    outcome.update(kills=3, faults={"paused": 2})
 
     lines = json.loads(run("--seed", "7", "--json").output.splitlines()[-1])
 
@@ -125,7 +127,7 @@ def test_the_last_line_is_json_on_demand(came_of_it: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("outcome", "exit_code"),
+    ("values", "exit_code"),
     [
         ({}, 0),
         ({"crashes": ["dev: it broke"]}, 127),
@@ -133,17 +135,19 @@ def test_the_last_line_is_json_on_demand(came_of_it: dict[str, Any]) -> None:
         ({"violations": [Violation("a_law", f"run {RUN} broke it", 1.0)]}, 129),
     ],
 )
-def test_exit_codes_tell_a_crash_a_standstill_and_a_violation_apart(
-    came_of_it: dict[str, Any], outcome: dict[str, Any], exit_code: int
+def test_exit_codes_distinguish_crashes_liveness_failures_and_violations(
+    outcome: dict[str, Any], values: dict[str, Any], exit_code: int
 ) -> None:
-    came_of_it.update(outcome)
+    outcome.update(values)
 
     assert run("--seed", "7").exit_code == exit_code
 
 
-def test_a_failure_is_told_with_what_happened_to_whom_it_names(came_of_it: dict[str, Any]) -> None:
-    came_of_it["violations"] = [Violation("a_law", f"run {RUN} broke it", 12.5)]
-    came_of_it["lines"] = [
+def test_a_failure_is_printed_with_the_trace_of_the_rows_that_it_names(
+    outcome: dict[str, Any],
+) -> None:
+    outcome["violations"] = [Violation("a_law", f"run {RUN} broke it", 12.5)]
+    outcome["lines"] = [
         Line(11.0, "worker0", "store.commit", f"update Run({RUN})", is_minor=False),
         Line(11.5, "worker0", "store.commit", "update Run(another)", is_minor=False),
         Line(12.0, "worker1", "store.read", RUN, is_minor=True),

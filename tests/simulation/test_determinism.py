@@ -1,4 +1,4 @@
-"""The same seed makes the same history, wherever it runs."""
+"""Tests that a seed gives the same trace in every process."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ def test_a_seed_makes_the_same_trace_in_any_process(engine: str) -> None:
     assert hash_in_a_process(5, engine, "2") == here
 
 
-def test_other_seeds_are_other_worlds() -> None:
+def test_different_seeds_draw_different_fault_rates() -> None:
     assert len({repr(draw(seed).rates) for seed in range(20)}) == 20

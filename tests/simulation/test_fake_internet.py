@@ -1,4 +1,4 @@
-"""Receivers and the gateway of the simulated web, as the real clients see them."""
+"""Tests the receivers and the gateway of the simulated internet with the real clients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from conveyor.simulation.environment.gateway import GatewayModel
 from conveyor.simulation.faults.faults import Fault
 from tests.builders import T0
 from tests.engines.http.conftest import a_request
-from tests.simulation.processes import life_with
+from tests.simulation.processes import faults_of_process
 
 MESSAGE = Message(
     event_id="01HF0000000000000000000000",
@@ -32,7 +32,7 @@ MESSAGE = Message(
 
 
 def web_with(fault: Fault, seed: int = 1) -> FakeInternet:
-    life = life_with(fault)
+    life = faults_of_process(fault)
     return FakeInternet(
         life=life,
         faults=life.faults,
@@ -51,27 +51,29 @@ async def deliver(web: FakeInternet) -> Delivered | NotDelivered:
     return await WebhookNotifier(cast("Any", web), now=lambda: T0).deliver(MESSAGE)
 
 
-async def test_nobody_goes_where_a_receiver_keeps_secrets(autojump_clock: MockClock) -> None:
+async def test_a_webhook_does_not_follow_a_redirect_to_a_metadata_address(
+    autojump_clock: MockClock,
+) -> None:
     web = web_with(Fault.RECEIVER_TO_METADATA)
 
     assert await deliver(web) == NotDelivered("http_3xx:302", 302)
     assert len(web.history.deliveries) == 1
 
 
-async def test_how_much_a_receiver_says_does_not_matter(autojump_clock: MockClock) -> None:
+async def test_a_large_response_of_a_receiver_is_accepted(autojump_clock: MockClock) -> None:
     assert await deliver(web_with(Fault.RECEIVER_TOO_LARGE)) == Delivered(204)
 
 
 @pytest.mark.parametrize("seed", range(10))
-async def test_a_receiver_that_drips_has_heard_us_only_if_we_heard_it(
+async def test_a_slow_receiver_records_a_delivery_only_if_its_response_arrived(
     seed: int, autojump_clock: MockClock
 ) -> None:
     web = web_with(Fault.RECEIVER_DRIPPED, seed)
 
     outcome = await deliver(web)
 
-    heard = [delivery.status for delivery in web.history.deliveries]
-    assert (outcome, heard) in [(Delivered(204), [None, 204]), (NotDelivered("timeout"), [None])]
+    statuses = [delivery.status for delivery in web.history.deliveries]
+    assert (outcome, statuses) in [(Delivered(204), [None, 204]), (NotDelivered("timeout"), [None])]
 
 
 @pytest.mark.parametrize(("allowed", "kind"), [("404", Scraped), ("500", NotScraped)])

@@ -1,4 +1,4 @@
-"""Faults strike as often as they are told to, and a suite knows which never did."""
+"""Tests that faults occur at their rates, and that a suite reports those that never did."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from conveyor.simulation.suite import JUDGED_FROM, MARKED_EVERY, RARE_JUDGED_FRO
 
 
 @pytest.mark.parametrize("fault", Fault)
-def test_every_fault_that_has_a_name_has_a_place_where_it_strikes(fault: Fault) -> None:
+def test_every_named_fault_is_used_in_the_simulator(fault: Fault) -> None:
     package = Path(conveyor.simulation.__file__).parent
     elsewhere = [path for path in package.rglob("*.py") if path.name != "faults.py"]
 
     assert any(f"Fault.{fault.name}" in path.read_text() for path in elsewhere)
 
 
-def test_every_rate_is_above_nothing_in_some_seed() -> None:
+def test_every_rate_is_above_zero_in_some_seed() -> None:
     seen: Counter[str] = Counter()
     for seed in range(100):
         seen.update(name for name, rate in draw(seed).rates.items() if rate)
@@ -31,7 +31,7 @@ def test_every_rate_is_above_nothing_in_some_seed() -> None:
     assert set(draw(0).rates) == set(seen)
 
 
-def test_a_fault_strikes_at_its_rate_until_the_world_calms_down() -> None:
+def test_a_fault_occurs_at_its_rate_until_faults_are_switched_off() -> None:
     faults = Faults({Fault.CALL_SLOW: 0.5}, Random(1))
     struck = sum(faults.strikes(Fault.CALL_SLOW) for _ in range(1000))
     faults.calm_down()
@@ -42,7 +42,7 @@ def test_a_fault_strikes_at_its_rate_until_the_world_calms_down() -> None:
     assert not faults.strikes(Fault.PAUSED)
 
 
-def test_a_suite_of_enough_seeds_names_the_faults_that_never_struck() -> None:
+def test_a_suite_of_enough_seeds_names_the_faults_that_never_occurred() -> None:
     summary = Summary()
     all_but_one = {fault.value: 1 for fault in Fault if fault is not Fault.PAUSED}
     for seed in range(JUDGED_FROM):
@@ -52,7 +52,7 @@ def test_a_suite_of_enough_seeds_names_the_faults_that_never_struck() -> None:
     assert summary.never_struck() == [Fault.PAUSED.value]
 
 
-def test_no_engine_is_blamed_for_the_faults_of_another() -> None:
+def test_faults_of_engines_that_did_not_run_are_not_reported() -> None:
     summary = Summary()
     for seed in range(JUDGED_FROM):
         summary.add(Report(options=draw(seed, engine="memory"), hash=""))
@@ -61,7 +61,7 @@ def test_no_engine_is_blamed_for_the_faults_of_another() -> None:
     assert Fault.COMMIT_FAILED.value not in summary.never_struck()
 
 
-def test_a_long_run_tells_what_a_shorter_one_would_have_hashed_to() -> None:
+def test_a_long_suite_reports_the_hash_of_a_shorter_one() -> None:
     longer, shorter = Summary(), Summary()
     for number in range(MARKED_EVERY + 5):
         report = Report(options=draw(0, engine="memory"), hash=str(number))
@@ -73,7 +73,7 @@ def test_a_long_run_tells_what_a_shorter_one_would_have_hashed_to() -> None:
     assert longer.hash != shorter.hash
 
 
-def test_a_rare_fault_is_judged_by_more_seeds() -> None:
+def test_a_rare_fault_is_reported_only_after_more_seeds() -> None:
     few, many = Summary(seeds=JUDGED_FROM), Summary(seeds=RARE_JUDGED_FROM)
     for summary in (few, many):
         summary.engines["memory"] += 1

@@ -1,4 +1,4 @@
-"""What simulation found in the AWS engine, told over the models of its services."""
+"""Regression tests of defects that simulation found in the AWS engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.aws import a_table
 from tests.builders import JOB, RUN, ManualClock, a_job, an_event, keep
 
 
-async def test_a_scrub_rests_while_an_index_still_shows_what_is_gone() -> None:
+async def test_a_deletion_does_not_count_rows_that_only_a_late_index_shows() -> None:
     clock = ManualClock()
     model = AwsModel(clock=clock, fault_source=FaultSource(random=Random(1)))
     table = await a_table(

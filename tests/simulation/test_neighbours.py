@@ -1,4 +1,4 @@
-"""Neighbours of a simulated world: the gateway's plan and outages, storage, power, late answers."""
+"""Tests the simulated gateway, storage outages, power cuts and late answers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def a_request(key: str = "one") -> Request:
     return Request(method="GET", target=target)
 
 
-async def test_a_plan_refuses_calls_of_its_key_until_the_gateway_is_done(
+async def test_the_gateway_refuses_calls_beyond_the_plan_of_a_key_until_one_ends(
     autojump_clock: MockClock,
 ) -> None:
     gateway = a_gateway(plan=1)
@@ -53,7 +53,9 @@ async def test_a_plan_refuses_calls_of_its_key_until_the_gateway_is_done(
     assert gateway.refuse(a_request()) is None
 
 
-async def test_a_call_does_not_occupy_the_plan_after_its_answer(autojump_clock: MockClock) -> None:
+async def test_a_call_does_not_count_towards_the_plan_after_its_answer(
+    autojump_clock: MockClock,
+) -> None:
     gateway = a_gateway(plan=1)
     with gateway.occupy(a_request(), 100.0):
         assert gateway.refuse(a_request()) is not None
@@ -64,7 +66,7 @@ async def test_a_call_does_not_occupy_the_plan_after_its_answer(autojump_clock: 
     assert gateway.refuse(a_request()) is None
 
 
-async def test_an_outage_is_for_every_key_until_the_world_calms_down() -> None:
+async def test_an_outage_affects_every_key_until_faults_are_switched_off() -> None:
     gateway = a_gateway()
     gateway.outage = Fault.GATEWAY_UNREACHABLE
     with pytest.raises(ConnectFailed):
@@ -79,14 +81,14 @@ async def test_an_outage_is_for_every_key_until_the_world_calms_down() -> None:
     assert gateway.refuse(a_request()) is None
 
 
-async def test_a_gateway_that_lies_says_something_else_at_times() -> None:
+async def test_a_lying_gateway_reports_varying_limits() -> None:
     honest, lying = a_gateway(plan=3), a_gateway(plan=3, lies=True)
 
     assert len({honest.page_headers(a_request()) for _ in range(50)}) == 1
     assert len({lying.page_headers(a_request()) for _ in range(50)}) > 3
 
 
-def test_a_full_storage_can_be_read_and_no_outage_concerns_rows() -> None:
+def test_full_storage_can_be_read_and_a_storage_outage_does_not_affect_rows() -> None:
     full, missing = Fault.STORAGE_FULL, Fault.STORAGE_MISSING
 
     assert isinstance(storage_error(full, "blobs", "add"), StorageFull)
@@ -112,7 +114,7 @@ def _sync_directory(path: Path) -> None:
     os.close(descriptor)
 
 
-def test_a_power_cut_loses_bytes_and_names_that_were_not_synced(tmp_path: Path) -> None:
+def test_a_power_cut_loses_unsynced_bytes_and_names(tmp_path: Path) -> None:
     log = SyncLog(str(tmp_path))
     with log.recording():
         _write(tmp_path / "whole", b"kept", syncs=True)
@@ -128,7 +130,7 @@ def test_a_power_cut_loses_bytes_and_names_that_were_not_synced(tmp_path: Path) 
     assert left == {"whole": b"kept", "torn": b"kept", "empty": b""}
 
 
-def test_a_directory_whose_name_was_not_synced_is_lost_with_all_in_it(tmp_path: Path) -> None:
+def test_an_unsynced_directory_is_lost_with_its_content(tmp_path: Path) -> None:
     log = SyncLog(str(tmp_path))
     inner = tmp_path / "inner"
     with log.recording():
@@ -140,7 +142,7 @@ def test_a_directory_whose_name_was_not_synced_is_lost_with_all_in_it(tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_neighbours_stand_in_some_worlds_and_move_nothing_in_the_others() -> None:
+def test_some_seeds_draw_neighbours_and_the_others_are_unchanged() -> None:
     drawn = [draw(seed) for seed in range(200)]
     with_some = [options for options in drawn if options.neighbours != type(options.neighbours)()]
 

@@ -1,4 +1,4 @@
-"""A life that ends, rests or is cut off does so at whichever service it calls."""
+"""Tests that kills, pauses and outages of a process take effect at every service."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from conveyor.simulation.faults.faults import Fault
 from conveyor.simulation.faults.process_faults import Killed, ProcessFaults
 from conveyor.simulation.models.sqs import URL
 from tests.simulation.models.worlds import BUCKET, TABLE, World, item
-from tests.simulation.processes import life_with
+from tests.simulation.processes import faults_of_process
 
 AT = {"Bucket": BUCKET, "Key": "k"}
 
@@ -40,10 +40,10 @@ def a_transport(world: World, life: ProcessFaults) -> FaultyTransport:
         ("s3", "PutObject", {**AT, "Body": b"y"}),
     ],
 )
-async def test_a_process_may_die_after_whatever_it_did(
+async def test_a_process_may_die_after_any_call(
     world: World, service: str, operation: str, params: dict[str, object]
 ) -> None:
-    life = life_with(Fault.KILLED_AFTER)
+    life = faults_of_process(Fault.KILLED_AFTER)
 
     with pytest.raises(Killed):
         await a_transport(world, life).call(service, operation, params, deadline_s=10.0)
@@ -51,8 +51,8 @@ async def test_a_process_may_die_after_whatever_it_did(
     assert life.is_dead
 
 
-async def test_what_a_process_did_before_it_died_is_done(world: World) -> None:
-    transport = a_transport(world, life_with(Fault.KILLED_AFTER))
+async def test_a_call_that_was_made_before_a_death_has_its_effect(world: World) -> None:
+    transport = a_transport(world, faults_of_process(Fault.KILLED_AFTER))
     with pytest.raises(Killed):
         await transport.call(
             "sqs", "SendMessage", {"QueueUrl": f"{URL}q", "MessageBody": "b"}, deadline_s=10.0
@@ -61,10 +61,10 @@ async def test_what_a_process_did_before_it_died_is_done(world: World) -> None:
     assert [message.body for message in world.aws.sqs.queues[f"{URL}q"].messages.values()] == ["b"]
 
 
-async def test_a_process_may_die_after_what_it_told_redis_and_not_after_it_asked(
+async def test_a_process_may_die_after_a_write_to_redis_but_not_after_a_read(
     world: World,
 ) -> None:
-    life = life_with(Fault.KILLED_AFTER)
+    life = faults_of_process(Fault.KILLED_AFTER)
     link = FaultyRedis(world.redis.link(), life, set())
 
     assert await link.get("k") is None
@@ -74,8 +74,8 @@ async def test_a_process_may_die_after_what_it_told_redis_and_not_after_it_asked
     assert await world.redis.link().get("k") == "v"
 
 
-async def test_no_body_is_opened_while_the_services_are_away(world: World) -> None:
-    life = life_with()
+async def test_opening_a_body_fails_during_an_outage(world: World) -> None:
+    life = faults_of_process()
     life.faults.begin_outage()
 
     with pytest.raises(NoResponse):
@@ -83,8 +83,8 @@ async def test_no_body_is_opened_while_the_services_are_away(world: World) -> No
             pass
 
 
-async def test_a_body_breaks_off_when_the_services_go_away(world: World) -> None:
-    life = life_with()
+async def test_reading_a_body_fails_when_an_outage_begins(world: World) -> None:
+    life = faults_of_process()
 
     async with a_transport(world, life).open("s3", "GetObject", AT, deadline_s=10.0) as got:
         life.faults.begin_outage()
@@ -92,8 +92,8 @@ async def test_a_body_breaks_off_when_the_services_go_away(world: World) -> None
             await anext(got["Body"])
 
 
-async def test_the_dead_read_no_further(world: World) -> None:
-    life = life_with()
+async def test_a_killed_process_does_not_continue_a_read(world: World) -> None:
+    life = faults_of_process()
 
     async with a_transport(world, life).open("s3", "GetObject", AT, deadline_s=10.0) as got:
         life.kill(Fault.KILLED_BEFORE)
@@ -101,10 +101,10 @@ async def test_the_dead_read_no_further(world: World) -> None:
             await anext(got["Body"])
 
 
-async def test_who_is_paused_reads_on_when_it_goes_on(
+async def test_a_paused_process_continues_its_read_when_it_resumes(
     world: World, autojump_clock: MockClock
 ) -> None:
-    life = life_with()
+    life = faults_of_process()
     read: list[float] = []
 
     async def read_it() -> None:

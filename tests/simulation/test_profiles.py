@@ -1,4 +1,4 @@
-"""Moods: what worlds are like as a whole, and what a hunt makes of them."""
+"""Tests the profiles of simulated worlds, and how a mutant changes drawn options."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from tests.mutants.search import fitted
 
 
 @pytest.mark.parametrize("temper", TEMPERS)
-def test_a_temper_is_about_what_clients_do(temper: str) -> None:
+def test_a_temper_prefers_existing_actions_of_clients(temper: str) -> None:
     assert set(TEMPERS[temper]) <= {action.__name__ for action in ACTIONS}
 
 
-def test_every_temper_is_that_of_some_seed_and_half_of_them_have_none() -> None:
+def test_every_temper_is_drawn_by_some_seed_and_half_of_the_seeds_have_none() -> None:
     drawn = [draw(seed).temper for seed in range(400)]
 
     assert set(drawn) == set(TEMPERS)
     assert 150 < drawn.count(EVEN) < 250
 
 
-def test_a_world_is_made_to_fit_and_the_rest_is_the_seeds() -> None:
+def test_options_of_a_mutant_replace_drawn_ones_and_the_others_stay() -> None:
     options = draw(1)
 
     world = fitted(options, {"workers_count": 3, "rates": {"answer_lost": 0.5}})
@@ -36,7 +36,7 @@ def test_a_world_is_made_to_fit_and_the_rest_is_the_seeds() -> None:
     )
 
 
-def test_a_world_that_fits_is_spared_only_if_it_says_so() -> None:
+def test_faults_are_off_under_a_mutant_only_if_its_options_say_so() -> None:
     seed = next(seed for seed in range(100) if draw(seed).is_spared)
 
     assert not fitted(draw(seed), {"workers_count": 3}).is_spared

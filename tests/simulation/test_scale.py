@@ -1,4 +1,4 @@
-"""Fleets as a plan: what `python -m bench scale` says of a small one."""
+"""Tests the results of `python -m bench scale` for a small fleet."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def a_small_fleet(tasks: int, *, table_writes: float = COLD) -> Measured:
     return await measure(plan, load, 1, lambda done, total: None)
 
 
-async def test_a_fleet_far_from_every_other_limit_is_held_up_by_its_slots(
+async def test_slots_are_the_limit_of_a_fleet_far_from_every_other_limit(
     autojump_clock: MockClock,
 ) -> None:
     measured = await a_small_fleet(200)
@@ -27,7 +27,7 @@ async def test_a_fleet_far_from_every_other_limit_is_held_up_by_its_slots(
     assert measured.slots_busy > 0.8
 
 
-async def test_a_fleet_on_a_table_that_takes_too_little_is_held_up_by_the_table(
+async def test_the_table_is_the_limit_of_a_fleet_with_too_little_capacity(
     autojump_clock: MockClock,
 ) -> None:
     measured = await a_small_fleet(200, table_writes=20.0)

@@ -1,4 +1,4 @@
-"""A story is short, and has in it what a failure came of."""
+"""Tests the summary of a trace: it is short, and contains what led to a failure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def commit(at: float, detail: str = RUN) -> Line:
     return Line(at, "worker0", "store.commit", detail, is_minor=False)
 
 
-def test_what_befell_processes_clocks_and_engines_is_told_in_its_place() -> None:
+def test_faults_of_processes_clocks_and_engines_are_in_the_summary_in_order() -> None:
     lines = [
         commit(1.0),
         Line(2.0, "worker0", "killed", "killed_after", is_minor=False),
@@ -33,7 +33,7 @@ def test_what_befell_processes_clocks_and_engines_is_told_in_its_place() -> None
     assert times == [1.0, 2.0, 3.0, 4.0, 5.0]
 
 
-def test_calls_that_failed_are_told_though_they_are_minor() -> None:
+def test_failed_minor_calls_are_in_the_summary() -> None:
     lines = [
         Line(1.0, "worker0", "store.read", "", is_minor=True),
         Line(2.0, "worker0", "store.read", "refused", is_minor=True, is_fault=True),
@@ -43,7 +43,7 @@ def test_calls_that_failed_are_told_though_they_are_minor() -> None:
     assert [line.at for line in story_of(lines, [WRONG])] == [2.0, 5.0]
 
 
-def test_what_was_long_over_is_left_out() -> None:
+def test_faults_long_before_the_failure_are_left_out() -> None:
     lines = [
         Line(1.0, "worker0", "killed", "", is_minor=False),
         Line(2.0, "worker0", "store.read", "refused", is_minor=True, is_fault=True),
@@ -53,7 +53,7 @@ def test_what_was_long_over_is_left_out() -> None:
     assert [line.at for line in story_of(lines, [WRONG])] == [1000.0]
 
 
-def test_a_story_is_bounded() -> None:
+def test_the_length_of_a_summary_is_bounded() -> None:
     lines = [
         line
         for at in range(1000)
@@ -68,7 +68,7 @@ def test_a_story_is_bounded() -> None:
     assert story_of(lines, [WRONG])[-3:] == lines[-3:]
 
 
-def test_calls_that_the_services_of_aws_refuse_or_leave_unanswered_are_in_the_trace() -> None:
+def test_refused_and_unanswered_calls_to_aws_are_in_the_trace() -> None:
     options = draw(0, engine="aws", hours=0.005)
     calls = CallFaults(refused_rate=0.1, lost_rate=0.1)
     options = replace(options, pessimism=replace(options.pessimism, calls=calls))

@@ -1,4 +1,4 @@
-"""The simulated disk fails as disks do, which the engine tells in the words of its ports."""
+"""Tests that the embedded engine translates faults of the simulated disk into port errors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def pieces() -> AsyncIterator[bytes]:
 
 
 @pytest.mark.parametrize("faults", [Fault.BODY_TORN], indirect=True)
-async def test_a_body_for_which_there_was_no_room_is_not_there(
+async def test_a_body_that_does_not_fit_on_the_disk_is_not_stored(
     engine: EmbeddedEngine, tmp_path: Path, faults: Faults
 ) -> None:
     with pytest.raises(StorageFull):
@@ -53,7 +53,9 @@ async def test_a_body_for_which_there_was_no_room_is_not_there(
 
 
 @pytest.mark.parametrize("faults", [Fault.BODY_TORN], indirect=True)
-async def test_nothing_goes_behind_half_a_body(engine: EmbeddedEngine, faults: Faults) -> None:
+async def test_no_body_is_appended_after_a_partial_one(
+    engine: EmbeddedEngine, faults: Faults
+) -> None:
     with pytest.raises(StorageFull):
         await engine.blobs.add("jobs/j", "a", [b"first"])
     faults.calm_down()
@@ -64,7 +66,7 @@ async def test_nothing_goes_behind_half_a_body(engine: EmbeddedEngine, faults: F
 
 
 @pytest.mark.parametrize("faults", [Fault.READ_FAILED, Fault.READ_BUSY], indirect=True)
-async def test_who_cannot_read_is_told_to_come_again(
+async def test_a_failed_read_is_reported_as_unavailable(
     engine: EmbeddedEngine, faults: Faults
 ) -> None:
     with pytest.raises(Unavailable):

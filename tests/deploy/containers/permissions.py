@@ -43,7 +43,7 @@ def _without(document: dict[str, Any], removed: tuple[str, ...]) -> dict[str, An
     for statement in reduced["Statement"]:
         actions = statement["Action"]
         listed = [actions] if isinstance(actions, str) else actions
-        statement["Action"] = [each for each in listed if each not in removed] or ["none:None"]
+        statement["Action"] = [item for item in listed if item not in removed] or ["none:None"]
     return reduced
 
 
@@ -79,7 +79,7 @@ def remove(stage: Stage, caller: Caller, role: str, action: str) -> Removal:
         act()
 
         def new_lines() -> str:
-            logs = [each.text()[read_from[each.name] :] for each in stage.of_role(role)]
+            logs = [item.text()[read_from[item.name] :] for item in stage.of_role(role)]
             text = "".join(logs)
             return text if f"missing permission: {action}" in text else ""
 

@@ -156,7 +156,7 @@ class Stage:
 
     def outputs(self, stack: str) -> dict[str, str]:
         (response,) = self.client("cloudformation").describe_stacks(StackName=stack)["Stacks"]
-        return {each["OutputKey"]: each["OutputValue"] for each in response["Outputs"]}
+        return {item["OutputKey"]: item["OutputValue"] for item in response["Outputs"]}
 
     def secret(self, name: str) -> str:
         arn = self.outputs("conveyor-data")[name]
@@ -192,7 +192,7 @@ class Stage:
         """Returns the environment that ECS would set, and settings for this machine."""
         definition = self.definition(role)
         (container,) = definition["containerDefinitions"]
-        environ = {each["name"]: each["value"] for each in container["environment"]}
+        environ = {item["name"]: item["value"] for item in container["environment"]}
         # The local AWS drops the secrets of a task definition, so the template is read.
         (listed,) = load("service.yaml")["Resources"][f"{role.title()}Task"]["Properties"][
             "ContainerDefinitions"
@@ -236,7 +236,7 @@ class Stage:
         return container
 
     def of_role(self, role: str) -> list[Container]:
-        return [each for each in self.containers if each.name.startswith(f"{NAME}{role}-")]
+        return [item for item in self.containers if item.name.startswith(f"{NAME}{role}-")]
 
     def restart_ended(self, role: str) -> None:
         """Restarts ended processes with the same name and port, as ECS does."""

@@ -55,9 +55,9 @@ def a_gateway(*options: str, **environ: str) -> Iterator[tuple[str, httpx.Client
     command = [
         *("podman", "--runtime", "runc", "run", "--detach", "--name", name, "--network", "host"),
         *("--init", "--read-only", "--read-only-tmpfs=false", *ULIMITS),
-        *(f"--tmpfs={each}" for each in service["tmpfs"]),
-        *(f"--cap-drop={each}" for each in service["cap_drop"]),
-        *(options or tuple(f"--security-opt={each}" for each in service["security_opt"])),
+        *(f"--tmpfs={item}" for item in service["tmpfs"]),
+        *(f"--cap-drop={item}" for item in service["cap_drop"]),
+        *(options or tuple(f"--security-opt={item}" for item in service["security_opt"])),
         *(f"--env={variable}={value}" for variable, value in only_here.items()),
     ]
     subprocess.run([*command, GATEWAY_IMAGE], cwd=BOX, check=True, capture_output=True)

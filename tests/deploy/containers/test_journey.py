@@ -28,7 +28,7 @@ def test_the_image_is_small_private_and_healthy(stage: Stage, url: str) -> None:
     for container in (api, worker):
         subprocess.run(["podman", "healthcheck", "run", container.name], check=True)
     assert facts["User"] == "10001:10001"
-    assert not any("SECRET" in each or "API_KEY" in each for each in facts["Config"]["Env"])
+    assert not any("SECRET" in item or "API_KEY" in item for item in facts["Config"]["Env"])
     assert facts["Size"] < 400_000_000
     assert (health["status"], health["build"]) == ("ok", health["build"])
     assert health["build"] != "unknown"
@@ -67,7 +67,7 @@ def test_every_method_of_the_published_sdk_works(server: ContractServer, use: Us
 def test_a_long_list_is_ingested_stopped_and_deleted(stage: Stage, url: str, site: Site) -> None:
     headers = {"X-API-Key": stage.key}
     with httpx.Client(base_url=url, headers=headers, timeout=120) as client:
-        tasks = [{"url": each} for each in site.urls(12_000)]
+        tasks = [{"url": page_url} for page_url in site.urls(12_000)]
         answer = client.post("/v1/jobs", json={"tasks": tasks, "max_inflight": 5})
         job_id = answer.json()["job_id"]
         run = until(

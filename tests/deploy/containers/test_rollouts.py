@@ -25,7 +25,7 @@ def test_replacing_and_removing_workers_during_a_run_loses_no_task(
         return sum(max(0, site.request_counts[n] - count) for n, count in expected.items())
 
     with httpx.Client(base_url=url, headers=headers, timeout=60) as client:
-        tasks = [{"url": each} for each in site.urls(PAGES)]
+        tasks = [{"url": page_url} for page_url in site.urls(PAGES)]
         job_id = client.post("/v1/jobs", json={"tasks": tasks, "max_inflight": INFLIGHT}).json()[
             "job_id"
         ]
@@ -45,7 +45,7 @@ def test_replacing_and_removing_workers_during_a_run_loses_no_task(
             container.stop()
         reaches(0.5)
         # Scale-in: one of two workers stops and is not replaced.
-        scaled_in, left = [each for each in stage.of_role("worker") if each not in old]
+        scaled_in, left = [item for item in stage.of_role("worker") if item not in old]
         scaled_in.stop()
         reaches(0.6)
         drained = count_refetches()

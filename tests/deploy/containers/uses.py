@@ -178,7 +178,7 @@ def ingest_without_a_queue(caller: Caller) -> Act:
     job_id = caller.submit(status="open")
     run_id = caller.latest_run(job_id)["run_id"]
     queues = caller.stage.client("sqs")
-    (url,) = [each for each in queues.list_queues()["QueueUrls"] if each.endswith(run_id)]
+    (url,) = [item for item in queues.list_queues()["QueueUrls"] if item.endswith(run_id)]
     queues.delete_queue(QueueUrl=url)
     return lambda: caller.post(f"/v1/jobs/{job_id}/tasks", tasks=caller.long_list())
 

@@ -1,1 +1,1 @@
-"""Each checker on its own: what it must report, and what it must let pass."""
+"""Tests of each checker alone: what it must report, and what it must accept."""

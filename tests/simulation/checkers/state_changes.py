@@ -1,4 +1,4 @@
-"""Moments, calls, fetches and deliveries to show to a checker, made of what matters alone."""
+"""Builders of state changes, calls, fetches and deliveries that a test gives to a checker."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _fields(key: Any) -> Address:
     return tuple(getattr(key, name) for name in key.__struct_fields__)
 
 
-def a_moment(
+def change_to(
     *rows: Row,
     before: Sequence[Row] = (),
     history: History | None = None,
@@ -39,7 +39,7 @@ def a_moment(
     rows_come_first: bool = False,
     remains: Sequence[StoredItem] = (),
 ) -> StateChange:
-    """The rows as they are, where there were others before."""
+    """Builds the change from the rows `before` to these rows."""
     earlier, later = a_snapshot(*before, leases=leases_before), a_snapshot(*rows, leases=leases)
     stored = bodies or {}
     return StateChange(
@@ -55,9 +55,9 @@ def a_moment(
 
 
 def a_call(method: str = "GET", path: str = f"/v1/jobs/{JOB}", **fields: Any) -> Call:
-    """One that was answered at once, with `answer` as JSON."""
+    """Builds a call that was answered immediately, with `answer` as JSON."""
     at = fields.pop("at", 1.0)
-    said: dict[str, Any] = {
+    values: dict[str, Any] = {
         "number": 1,
         "tenant": TENANT,
         "method": method,
@@ -69,37 +69,37 @@ def a_call(method: str = "GET", path: str = f"/v1/jobs/{JOB}", **fields: Any) ->
         **fields,
     }
     for name in ("body", "answer"):
-        if not isinstance(said.get(name, b""), bytes):
-            said[name] = json.dumps(said[name]).encode()
-    return Call(**{"body": b"", **said})
+        if not isinstance(values.get(name, b""), bytes):
+            values[name] = json.dumps(values[name]).encode()
+    return Call(**{"body": b"", **values})
 
 
 def a_submit(*urls: str, key: str = "key-1", **fields: Any) -> Call:
-    """A list that was accepted as the first of a job."""
-    said = {"job_id": JOB, "accepted_tasks": len(urls), "latest_run": {"run_id": RUN}}
+    """Builds the accepted submit of a job's first list."""
+    values = {"job_id": JOB, "accepted_tasks": len(urls), "latest_run": {"run_id": RUN}}
     body = {"tasks": [{"url": url} for url in urls]}
-    request = {"path": "/v1/jobs", "key": key, "body": body, "answer": said, **fields}
+    request = {"path": "/v1/jobs", "key": key, "body": body, "answer": values, **fields}
     return a_call("POST", **request)
 
 
 def a_promise(lines_count: int = 1, **fields: Any) -> AcceptedRequest:
-    said = {"tenant": TENANT, "job_id": JOB, "run_id": RUN, "lines_count": lines_count}
-    return AcceptedRequest(**{**said, **fields})
+    values = {"tenant": TENANT, "job_id": JOB, "run_id": RUN, "lines_count": lines_count}
+    return AcceptedRequest(**{**values, **fields})
 
 
-def promising(lines_count: int = 1, **fields: Any) -> History:
-    """A history in which so many lines of the job were promised."""
+def with_lines(lines_count: int = 1, **fields: Any) -> History:
+    """Builds a history in which a submit of `lines_count` lines was accepted."""
     return History(promises={JOB: a_promise(lines_count)}, **fields)
 
 
 def a_fetch(task_id: str, claim: int = 1, **fields: Any) -> Fetch:
-    said = {"process": "worker0", "run_id": RUN, "started_at": 1.0, **fields}
-    return Fetch(task_id=task_id, claim_id=str(claim), **said)
+    values = {"process": "worker0", "run_id": RUN, "started_at": 1.0, **fields}
+    return Fetch(task_id=task_id, claim_id=str(claim), **values)
 
 
 def a_delivery(event_id: str = "EVENT", **fields: Any) -> Delivery:
     event = {"event_id": event_id, "event_type": "run.completed", "run_id": RUN}
-    said: dict[str, Any] = {
+    values: dict[str, Any] = {
         "event_id": event_id,
         "url": "https://tenant0.hooks.example/1",
         "body": json.dumps(event).encode(),
@@ -108,4 +108,4 @@ def a_delivery(event_id: str = "EVENT", **fields: Any) -> Delivery:
         "status": 204,
         **fields,
     }
-    return Delivery(**said)
+    return Delivery(**values)

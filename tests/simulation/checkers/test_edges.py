@@ -1,4 +1,4 @@
-"""The checkers of budgets, hosts, schedules, markers and paid calls: I51, I52, I55, I60, I65."""
+"""Tests the checkers of budgets, hosts, schedules and paid calls (I51, I52, I55, I60, I65)."""
 
 from __future__ import annotations
 
@@ -39,73 +39,76 @@ from tests.simulation.checkers.state_changes import (
     a_call,
     a_delivery,
     a_fetch,
-    a_moment,
-    promising,
+    change_to,
+    with_lines,
 )
 
 COMPLETED = a_run(status=RunStatus.COMPLETED)
 TASK = a_task(status=TaskStatus.PROCESSING, claim=2)
 
 
-def test_a_page_that_is_fetched_again_in_an_orderly_world_is_reported() -> None:
+def test_a_page_that_is_fetched_twice_in_an_orderly_world_is_reported() -> None:
     page, again = a_fetch(TASK.task_id, 1, outcome="Scraped"), a_fetch(TASK.task_id, 2)
 
-    def found(**fields: object) -> list[str]:
+    def check(**fields: object) -> list[str]:
         history = History(fetches=[page, again], **fields)  # type: ignore[arg-type]
-        return [*paid_calls_per_task_are_bounded(a_moment(TASK, history=history), again)]
+        return [*paid_calls_per_task_are_bounded(change_to(TASK, history=history), again)]
 
-    assert found(is_orderly=True)
-    assert found(is_orderly=True, kills_count=1) == []
-    assert found() == []
+    assert check(is_orderly=True)
+    assert check(is_orderly=True, kills_count=1) == []
+    assert check() == []
 
 
-def test_a_page_that_is_fetched_again_and_again_is_reported_in_any_world() -> None:
+def test_a_page_that_is_fetched_ten_times_is_reported_in_any_world() -> None:
     pages = [a_fetch(TASK.task_id, claim, outcome="Scraped") for claim in range(1, 10)]
     again = a_fetch(TASK.task_id, 10)
     history = History(fetches=[*pages, again])
 
-    assert list(paid_calls_per_task_are_bounded(a_moment(TASK, history=history), again))
+    assert list(paid_calls_per_task_are_bounded(change_to(TASK, history=history), again))
 
 
 def test_a_billed_page_that_is_not_on_record_is_reported() -> None:
     attempt = Attempt(number=1, started_at=T0, ended_at=T0, credits=1)
     task = a_task(status=TaskStatus.SUCCESSFUL, claim=1, attempts=1, credits=1, history=(attempt,))
 
-    def found(billed: int, **fields: object) -> list[str]:
+    def check(billed: int, **fields: object) -> list[str]:
         fetch = a_fetch(task.task_id, 1, outcome="Scraped", credits_billed=billed)
         history = History(fetches=[fetch], has_gateway=True, **fields)  # type: ignore[arg-type]
-        moment = a_moment(a_job(), COMPLETED, task, history=history)
-        return [*every_paid_call_is_on_record(moment), *no_spend_exceeds_the_bill(moment)]
+        change = change_to(a_job(), COMPLETED, task, history=history)
+        return [
+            *every_paid_call_is_on_record(change),
+            *no_spend_exceeds_the_bill(change),
+        ]
 
-    assert found(1, is_orderly=True) == []
-    assert found(2, is_orderly=True)
-    assert found(2) == []
-    assert found(0)
+    assert check(1, is_orderly=True) == []
+    assert check(2, is_orderly=True)
+    assert check(2) == []
+    assert check(0)
 
 
-def test_an_attempt_that_no_site_explains_is_reported() -> None:
+def test_a_failed_attempt_without_a_fault_of_its_site_is_reported() -> None:
     problem = _problem("gateway_unreachable")
     task = a_task(status=TaskStatus.FAILED, claim=1, attempts=1, problem=problem)
 
-    def found(**fields: int) -> list[str]:
+    def check(**fields: int) -> list[str]:
         history = History(fetches=[a_fetch(task.task_id, 1, **fields)])
-        return [*no_task_fails_for_an_outage(a_moment(a_job(), COMPLETED, task, history=history))]
+        return [*no_task_fails_for_an_outage(change_to(a_job(), COMPLETED, task, history=history))]
 
-    assert found(outage_faults=1)
-    assert found(site_faults=1) == []
+    assert check(outage_faults=1)
+    assert check(site_faults=1) == []
 
 
-def test_a_task_that_lost_its_workers_needs_no_fault_of_its_site() -> None:
+def test_a_task_that_lost_its_workers_may_fail_without_a_fault_of_its_site() -> None:
     problem = _problem("worker_lost")
     attempt = Attempt(number=1, started_at=T0, ended_at=T0, problem=problem)
     task = a_task(
         status=TaskStatus.FAILED, claim=4, attempts=1, problem=problem, history=(attempt,)
     )
 
-    assert list(no_task_fails_for_an_outage(a_moment(a_job(), COMPLETED, task))) == []
+    assert list(no_task_fails_for_an_outage(change_to(a_job(), COMPLETED, task))) == []
 
 
-def test_an_attempt_that_crashed_its_handler_needs_no_fault_of_its_site() -> None:
+def test_an_attempt_that_crashed_its_handler_may_fail_without_a_fault_of_its_site() -> None:
     crashed, not_found = _problem("worker_crashed"), _problem("target_404")
     history = tuple(
         Attempt(number=number, started_at=T0, ended_at=T0, problem=problem)
@@ -114,25 +117,25 @@ def test_an_attempt_that_crashed_its_handler_needs_no_fault_of_its_site() -> Non
     task = a_task(status=TaskStatus.FAILED, claim=2, attempts=2, problem=not_found, history=history)
     page, refusal = a_fetch(task.task_id, 1), a_fetch(task.task_id, 2, site_faults=1)
 
-    def found(*fetches: Fetch) -> list[str]:
-        moment = a_moment(a_job(), COMPLETED, task, history=History(fetches=list(fetches)))
-        return list(no_task_fails_for_an_outage(moment))
+    def check(*fetches: Fetch) -> list[str]:
+        change = change_to(a_job(), COMPLETED, task, history=History(fetches=list(fetches)))
+        return list(no_task_fails_for_an_outage(change))
 
-    assert found(page, refusal) == []
-    assert found(page)
+    assert check(page, refusal) == []
+    assert check(page)
 
 
 def test_a_body_that_answers_another_request_is_reported() -> None:
     task = a_task(status=TaskStatus.SUCCESSFUL, claim=2, attempts=1, result=_result())
     own = f"{task.run_id}-{task.task_id}-2 {task.url}\npage".encode()
 
-    def found(body: bytes) -> list[str]:
-        return [*every_body_answers_its_own_request(a_moment(task, bodies={"body.2": body}))]
+    def check(body: bytes) -> list[str]:
+        return [*every_body_answers_its_own_request(change_to(task, bodies={"body.2": body}))]
 
-    assert found(own) == []
-    assert found(b"") == []  # The site sent an empty page.
-    assert found(own.replace(b"-2 ", b"-1 "))
-    assert found(own.replace(task.url.encode(), b"https://another.example/"))
+    assert check(own) == []
+    assert check(b"") == []  # The site sent an empty page.
+    assert check(own.replace(b"-2 ", b"-1 "))
+    assert check(own.replace(task.url.encode(), b"https://another.example/"))
 
 
 def _problem(code: str) -> Problem:
@@ -146,51 +149,51 @@ def _result() -> Result:
 def test_a_budget_that_does_not_add_up_is_reported() -> None:
     run = a_run(budget=BudgetCap(Unit.CREDITS, 10))
 
-    def found(left: int, taken: int) -> list[str]:
+    def check(left: int, taken: int) -> list[str]:
         budget = Budget(JOB, RUN, Unit.CREDITS, 10, left)
         share = BudgetReservation(JOB, RUN, "holder", taken, 1)
-        return [*a_budget_adds_up_to_its_cap(a_moment(a_job(), run, budget, share))]
+        return [*a_budget_adds_up_to_its_cap(change_to(a_job(), run, budget, share))]
 
-    assert found(4, 6) == []
-    assert found(4, 7)
-    assert found(-1, 11)
+    assert check(4, 6) == []
+    assert check(4, 7)
+    assert check(-1, 11)
 
 
 def test_a_bill_above_the_budget_is_reported() -> None:
     budget = Budget(JOB, RUN, Unit.CREDITS, 2, 0)
 
-    def found(pages: int) -> list[str]:
+    def check(pages: int) -> list[str]:
         history = History(fetches=[a_fetch("task", 1, credits_billed=1)] * pages)
-        return [*no_run_spends_above_its_cap(a_moment(budget, history=history))]
+        return [*no_run_spends_above_its_cap(change_to(budget, history=history))]
 
-    assert found(2) == []
-    assert found(3)
+    assert check(2) == []
+    assert check(3)
 
 
 def test_more_fetches_of_a_host_than_its_limits_are_reported() -> None:
     tasks = [a_task(n, url="https://slow.example/") for n in range(4)]
 
-    def found(limit: HostLimit, count: int, *, is_spared: bool = True) -> list[str]:
+    def check(limit: HostLimit, count: int, *, is_spared: bool = True) -> list[str]:
         job = a_job(host_limits=HostLimits(limit))
         fetches = [a_fetch(task.task_id) for task in tasks[:count]]
         history = History(fetches=fetches, is_spared=is_spared)
-        moment = a_moment(job, a_run(), *tasks, history=history)
-        return [*no_host_is_fetched_beyond_its_limits(moment, fetches[-1])]
+        change = change_to(job, a_run(), *tasks, history=history)
+        return [*no_host_is_fetched_beyond_its_limits(change, fetches[-1])]
 
-    assert found(HostLimit(concurrency=1), 1) == []
-    assert found(HostLimit(concurrency=1), 2)
-    assert found(HostLimit(concurrency=1), 2, is_spared=False) == []
-    assert found(HostLimit(concurrency=1), 3, is_spared=False)
-    assert found(HostLimit(rate_per_s=0.1), 2) == []
-    assert found(HostLimit(rate_per_s=0.1), 4)
+    assert check(HostLimit(concurrency=1), 1) == []
+    assert check(HostLimit(concurrency=1), 2)
+    assert check(HostLimit(concurrency=1), 2, is_spared=False) == []
+    assert check(HostLimit(concurrency=1), 3, is_spared=False)
+    assert check(HostLimit(rate_per_s=0.1), 2) == []
+    assert check(HostLimit(rate_per_s=0.1), 4)
 
 
 def test_two_runs_of_one_nominal_time_are_reported() -> None:
     first = a_run(scheduled_for=T0)
     second = msgspec.structs.replace(first, run_id="01HF0000000000000000000009")
 
-    assert list(a_nominal_time_makes_one_run(a_moment(first))) == []
-    assert list(a_nominal_time_makes_one_run(a_moment(first, second, before=[first])))
+    assert list(a_nominal_time_makes_one_run(change_to(first))) == []
+    assert list(a_nominal_time_makes_one_run(change_to(first, second, before=[first])))
 
 
 def test_a_nominal_time_without_run_or_skip_is_reported() -> None:
@@ -199,35 +202,35 @@ def test_a_nominal_time_without_run_or_skip_is_reported() -> None:
     skipped = msgspec.structs.replace(moved_on, skips=(Skip(T0, T0, SkipReason.MISSED),))
     fired = a_run(scheduled_for=T0)
 
-    assert list(no_nominal_time_is_left_out(a_moment(moved_on, before=[waiting])))
-    assert list(no_nominal_time_is_left_out(a_moment(skipped, before=[waiting]))) == []
-    assert list(no_nominal_time_is_left_out(a_moment(moved_on, fired, before=[waiting]))) == []
+    assert list(no_nominal_time_is_left_out(change_to(moved_on, before=[waiting])))
+    assert list(no_nominal_time_is_left_out(change_to(skipped, before=[waiting]))) == []
+    assert list(no_nominal_time_is_left_out(change_to(moved_on, fired, before=[waiting]))) == []
 
 
-def test_what_is_left_of_a_deleted_run_is_reported() -> None:
+def test_a_body_or_row_of_a_deleted_run_is_reported() -> None:
     deleted = a_call("DELETE", f"/v1/jobs/{JOB}/runs/{RUN}", status=202)
 
-    def found(**fields: object) -> list[str]:
+    def check(**fields: object) -> list[str]:
         history = History(calls=[deleted])
-        moment = a_moment(a_job(), history=history, **fields)  # type: ignore[arg-type]
-        return [*nothing_is_left_of_a_deleted_run(moment)]
+        change = change_to(a_job(), history=history, **fields)  # type: ignore[arg-type]
+        return [*nothing_is_left_of_a_deleted_run(change)]
 
-    assert found() == []
-    assert found(bodies={f"jobs/{JOB}/runs/{RUN}/body": b""})
-    moment = a_moment(a_batch(), history=History(calls=[deleted]))
-    assert list(nothing_is_left_of_a_deleted_run(moment))
+    assert check() == []
+    assert check(bodies={f"jobs/{JOB}/runs/{RUN}/body": b""})
+    change = change_to(a_batch(), history=History(calls=[deleted]))
+    assert list(nothing_is_left_of_a_deleted_run(change))
 
 
-def test_an_event_that_comes_again_unasked_is_reported() -> None:
+def test_a_second_delivery_is_reported_unless_its_owner_requested_it() -> None:
     notice = a_notice()
     first, again = (a_delivery(notice.notice_id, at=at) for at in (1.0, 9.0))
     path = f"/v1/jobs/{JOB}/webhook/deliveries/{notice.notice_id}/redeliver"
 
-    def found(*tenants: str) -> list[str]:
-        history = promising(deliveries=[first, again], is_spared=True)
+    def check(*tenants: str) -> list[str]:
+        history = with_lines(deliveries=[first, again], is_spared=True)
         history.calls = [a_call("POST", path, tenant=tenant) for tenant in tenants]
-        return [*an_event_is_redelivered_for_its_owner(a_moment(notice, history=history), again)]
+        return [*an_event_is_redelivered_for_its_owner(change_to(notice, history=history), again)]
 
-    assert found()
-    assert found(OTHER_TENANT)
-    assert found(TENANT) == []
+    assert check()
+    assert check(OTHER_TENANT)
+    assert check(TENANT) == []

@@ -1,4 +1,4 @@
-"""The checkers of exports: what stands in the files themselves, in every format (I40, I44)."""
+"""Tests the checkers of export files, in every format (I40, I44)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from conveyor.simulation.invariant_monitor import StateChange
 from conveyor.simulation.secret_markers import secret_of
 from tests.builders import JOB, RUN, a_job, a_run, an_export
 from tests.domain.export.test_formats import a_miss, a_page, an_expired, made
-from tests.simulation.checkers.state_changes import a_call, a_moment
+from tests.simulation.checkers.state_changes import a_call, change_to
 
 every_format = pytest.mark.parametrize("kind", ExportFormat, ids=str)
 
@@ -38,15 +38,15 @@ def a_file(kind: ExportFormat, entries: Sequence[Entry]) -> bytes:
 
 
 def published(kind: ExportFormat, file: bytes) -> StateChange:
-    """The moment in which the file of a run with all these tasks can be seen."""
+    """Builds the state change that publishes the file of a run with all these tasks."""
     run = a_run(status=RunStatus.COMPLETED)
     rows: list[Row] = [a_job(), run, *(entry.task for entry in ALL)]
     export = an_export(format=kind, status=ExportStatus.COMPLETED, key="file")
-    return a_moment(*rows, export, before=[*rows, an_export(format=kind)], bodies={"file": file})
+    return change_to(*rows, export, before=[*rows, an_export(format=kind)], bodies={"file": file})
 
 
 @every_format
-def test_a_file_with_each_task_is_as_it_should_be(kind: ExportFormat) -> None:
+def test_a_file_with_each_task_once_is_accepted(kind: ExportFormat) -> None:
     expired = in_order(an_expired(0), MISS, OTHER)
 
     for entries in (ALL, expired):
@@ -54,7 +54,7 @@ def test_a_file_with_each_task_is_as_it_should_be(kind: ExportFormat) -> None:
 
 
 @every_format
-def test_a_file_that_lacks_a_task_or_has_one_twice_or_another_is_reported(
+def test_a_file_with_a_missing_repeated_or_foreign_task_is_reported(
     kind: ExportFormat,
 ) -> None:
     stranger = a_page(0, b"a page", url="https://example.com/of-another")
@@ -71,27 +71,27 @@ def test_a_file_with_another_body_is_reported(kind: ExportFormat) -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in ExportFormat if kind is not ExportFormat.CSV])
-def test_a_file_that_ends_early_is_reported(kind: ExportFormat) -> None:
+def test_a_truncated_file_is_reported(kind: ExportFormat) -> None:
     whole = a_file(kind, ALL)
 
     assert list(an_export_has_each_task_once(published(kind, whole[: len(whole) // 2])))
 
 
 @every_format
-def test_a_download_that_is_not_of_its_run_is_reported(kind: ExportFormat) -> None:
+def test_a_download_with_other_tasks_than_those_of_its_run_is_reported(kind: ExportFormat) -> None:
     path = f"/v1/jobs/{JOB}/runs/{RUN}/exports/{an_export().export_id}/content"
     good, bad = (a_call(path=path, answer=a_file(kind, tasks)) for tasks in (ALL, ALL[1:]))
-    moment = published(kind, a_file(kind, ALL))
+    change = published(kind, a_file(kind, ALL))
 
-    assert list(a_download_is_of_its_run(moment, good)) == []
-    assert list(a_download_is_of_its_run(moment, bad))
+    assert list(a_download_is_of_its_run(change, good)) == []
+    assert list(a_download_is_of_its_run(change, bad))
 
 
 @every_format
 def test_a_secret_in_a_file_is_reported(kind: ExportFormat) -> None:
     secret = secret_of("tenant0", "header")
     leaks = [a_page(0, b"a page", url=f"https://example.com/{secret}")]
-    if kind is not ExportFormat.CSV:  # It has no bodies.
+    if kind is not ExportFormat.CSV:  # CSV files contain no bodies.
         leaks.append(a_page(0, f"a page with {secret}".encode() * 99))
 
     for leak in leaks:

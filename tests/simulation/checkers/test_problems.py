@@ -1,4 +1,4 @@
-"""The checkers of problems: I48."""
+"""Tests the checkers of problem responses (I48)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from conveyor.simulation.checkers.problems import (
     no_request_is_our_fault,
 )
 from conveyor.simulation.client_history import Call, History
-from tests.simulation.checkers.state_changes import a_call, a_moment
+from tests.simulation.checkers.state_changes import a_call, change_to
 
 PROBLEM = {
     "type": "urn:conveyor:problem:not_found",
@@ -23,41 +23,41 @@ def a_refusal(status: int = 404, media_type: str = MEDIA_TYPE, **fields: object)
 
 
 def refusals_of(call: Call) -> list[str]:
-    return [*every_refusal_is_a_problem(a_moment(), call)]
+    return [*every_refusal_is_a_problem(change_to(), call)]
 
 
-def test_a_problem_of_the_table_is_let_pass() -> None:
+def test_a_documented_problem_is_accepted() -> None:
     assert refusals_of(a_refusal()) == []
 
 
-def test_a_refusal_that_is_no_problem_is_reported() -> None:
+def test_a_refusal_that_is_not_a_problem_document_is_reported() -> None:
     assert refusals_of(a_refusal(media_type="application/json"))
     assert refusals_of(a_call(status=404, answer=b"not found", media_type=MEDIA_TYPE))
 
 
-def test_a_problem_that_its_status_does_not_have_is_reported() -> None:
+def test_a_problem_with_an_undocumented_status_or_code_is_reported() -> None:
     assert refusals_of(a_refusal(status=409))
     assert refusals_of(a_refusal(code="whatever", type="urn:conveyor:problem:whatever"))
     assert refusals_of(a_refusal(type="about:blank"))
 
 
-def test_the_content_of_a_failed_task_is_its_own_problem() -> None:
+def test_the_content_of_a_failed_task_may_be_the_problem_of_its_target() -> None:
     path = "/v1/jobs/JOB/tasks/TASK/content"
 
     assert refusals_of(a_call(path=path, status=422, answer=PROBLEM, media_type=MEDIA_TYPE)) == []
     assert refusals_of(a_call(status=422, answer=PROBLEM, media_type=MEDIA_TYPE))
 
 
-def test_a_500_is_reported_unless_the_world_meant_it() -> None:
+def test_a_500_is_reported_unless_a_fault_was_injected_at_that_moment() -> None:
     call = a_call(status=500, at=5.0)
 
-    assert list(no_request_is_our_fault(a_moment(), call))
-    assert list(no_request_is_our_fault(a_moment(history=History(sabotaged_at=[4.0])), call))
-    assert not list(no_request_is_our_fault(a_moment(history=History(sabotaged_at=[5.0])), call))
+    assert list(no_request_is_our_fault(change_to(), call))
+    assert list(no_request_is_our_fault(change_to(history=History(sabotaged_at=[4.0])), call))
+    assert not list(no_request_is_our_fault(change_to(history=History(sabotaged_at=[5.0])), call))
 
 
-def test_a_503_is_reported_where_the_world_is_spared() -> None:
+def test_a_503_is_reported_in_a_world_without_faults() -> None:
     call = a_call(status=503)
 
-    assert list(no_request_is_our_fault(a_moment(history=History(is_spared=True)), call))
-    assert list(no_request_is_our_fault(a_moment(), call)) == []
+    assert list(no_request_is_our_fault(change_to(history=History(is_spared=True)), call))
+    assert list(no_request_is_our_fault(change_to(), call)) == []

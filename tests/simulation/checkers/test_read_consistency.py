@@ -1,4 +1,4 @@
-"""The checkers of what is shown: I22, I28, I39."""
+"""Tests the checkers of reads (I22, I28, I39)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from conveyor.simulation.checkers.read_consistency import (
 )
 from conveyor.simulation.client_history import Call, Delivery, History
 from tests.builders import JOB, RUN
-from tests.simulation.checkers.state_changes import a_call, a_delivery, a_moment, promising
+from tests.simulation.checkers.state_changes import (
+    a_call,
+    a_delivery,
+    change_to,
+    with_lines,
+)
 
 
 def a_read(status: str, at: float, **fields: Any) -> Call:
@@ -22,25 +27,25 @@ def a_read(status: str, at: float, **fields: Any) -> Call:
 
 def stays(*calls: Call, deliveries: tuple[Delivery, ...] = ()) -> list[str]:
     history = History(calls=[*calls], deliveries=[*deliveries])
-    return [*an_end_that_was_shown_stays(a_moment(history=history))]
+    return [*an_end_that_was_shown_stays(change_to(history=history))]
 
 
-def test_a_run_that_works_after_it_was_shown_to_have_ended_is_reported() -> None:
+def test_a_run_that_is_shown_running_after_its_end_is_reported() -> None:
     assert stays(a_read("completed", 1.0), a_read("running", 2.0))
     assert stays(a_read("running", 1.0), a_read("completed", 2.0)) == []
 
 
-def test_a_run_that_ended_in_two_ways_is_reported() -> None:
+def test_a_run_with_two_different_end_statuses_is_reported() -> None:
     assert stays(a_read("completed", 1.0), a_read("stopped", 2.0))
     assert stays(a_read("completed", 1.0), a_read("completed", 2.0)) == []
 
 
-def test_a_run_that_works_after_a_webhook_told_of_its_end_is_reported() -> None:
+def test_a_run_that_is_shown_running_after_the_webhook_of_its_end_is_reported() -> None:
     assert stays(a_read("running", 2.0), deliveries=(a_delivery(at=1.0),))
     assert stays(a_read("running", 2.0), deliveries=(a_delivery(at=3.0),)) == []
 
 
-def test_who_asked_before_an_end_was_shown_may_still_see_it_work() -> None:
+def test_a_read_that_began_before_the_end_was_shown_may_show_the_run_running() -> None:
     slow = a_read("running", 3.0)
     slow.sent_at = 1.0
 
@@ -54,10 +59,10 @@ def counted(completed: int, at: float) -> Call:
 
 def falls_in(*calls: Call) -> list[str]:
     history = History(calls=[*calls])
-    return [*counts_that_were_shown_never_fall(a_moment(history=history))]
+    return [*counts_that_were_shown_never_fall(change_to(history=history))]
 
 
-def test_counts_that_fall_are_reported() -> None:
+def test_decreasing_counts_are_reported() -> None:
     assert falls_in(counted(5, 1.0), counted(4, 3.0))
     assert falls_in(counted(5, 1.0), counted(5, 3.0), counted(6, 3.0)) == []
 
@@ -70,19 +75,19 @@ def test_counts_may_be_a_second_old() -> None:
     assert falls_in(counted(5, 1.0), slow) == []
 
 
-def test_a_run_that_is_shown_idle_while_its_list_comes_in_is_reported() -> None:
+def test_a_run_that_is_shown_idle_during_its_ingest_is_reported() -> None:
     idle = a_read("pending", 1.0, ingest_status="pending")
     at_work = a_read("running", 1.0, ingest_status="pending")
 
-    assert list(a_run_at_work_is_not_idle(a_moment(), idle))
-    assert list(a_run_at_work_is_not_idle(a_moment(), at_work)) == []
+    assert list(a_run_at_work_is_not_idle(change_to(), idle))
+    assert list(a_run_at_work_is_not_idle(change_to(), at_work)) == []
 
 
-def test_a_job_that_its_owner_does_not_find_is_reported_unless_it_was_to_be_deleted() -> None:
+def test_a_404_for_an_accepted_job_is_reported_unless_its_delete_was_requested() -> None:
     missed = a_call(status=404)
-    history = promising()
+    history = with_lines()
 
-    assert list(what_was_accepted_is_found(a_moment(history=history), missed))
+    assert list(what_was_accepted_is_found(change_to(history=history), missed))
 
     history.calls.append(a_call("DELETE"))
-    assert list(what_was_accepted_is_found(a_moment(history=history), missed)) == []
+    assert list(what_was_accepted_is_found(change_to(history=history), missed)) == []

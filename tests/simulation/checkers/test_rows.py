@@ -1,4 +1,4 @@
-"""The checkers of rows: tasks, counters, deleted jobs, leases (I8 to I34)."""
+"""Tests the checkers of rows: tasks, counters, deleted jobs, leases (I8 to I34)."""
 
 from __future__ import annotations
 
@@ -39,61 +39,61 @@ from tests.builders import (
     a_stats,
     a_task,
 )
-from tests.simulation.checkers.state_changes import a_moment, a_snapshot
+from tests.simulation.checkers.state_changes import a_snapshot, change_to
 
 TASK = a_task()
 HELD = a_task(status=TaskStatus.PROCESSING, claim=1)
 ENDED = a_task(status=TaskStatus.SUCCESSFUL, claim=1, attempts=1)
 
 
-def test_a_line_that_is_two_tasks_is_reported() -> None:
-    assert list(a_line_is_one_task(a_moment(TASK, a_task(task_id=TaskId("twin")))))
-    assert list(a_line_is_one_task(a_moment(TASK, a_task(1)))) == []
+def test_a_line_with_two_tasks_is_reported() -> None:
+    assert list(a_line_is_one_task(change_to(TASK, a_task(task_id=TaskId("twin")))))
+    assert list(a_line_is_one_task(change_to(TASK, a_task(1)))) == []
 
 
-def test_a_task_that_is_made_of_something_else_is_reported() -> None:
+def test_a_task_whose_url_changes_is_reported() -> None:
     other = a_task(url="https://example.com/other")
 
-    assert list(ingest_only_inserts(a_moment(other, before=[TASK])))
-    assert list(ingest_only_inserts(a_moment(HELD, before=[TASK]))) == []
+    assert list(ingest_only_inserts(change_to(other, before=[TASK])))
+    assert list(ingest_only_inserts(change_to(HELD, before=[TASK]))) == []
 
 
-def test_a_task_that_is_ingested_over_a_claim_is_reported() -> None:
-    assert list(ingest_only_inserts(a_moment(TASK, before=[HELD])))
+def test_a_claimed_task_that_is_overwritten_by_ingest_is_reported() -> None:
+    assert list(ingest_only_inserts(change_to(TASK, before=[HELD])))
 
 
 def test_a_task_that_ends_unclaimed_or_changes_after_its_end_is_reported() -> None:
     unclaimed = a_task(status=TaskStatus.SUCCESSFUL)
     again = a_task(status=TaskStatus.PENDING, claim=1, attempts=1)
 
-    assert list(tasks_change_as_they_may(a_moment(unclaimed, before=[TASK])))
-    assert list(tasks_change_as_they_may(a_moment(again, before=[ENDED])))
-    assert list(tasks_change_as_they_may(a_moment(ENDED, before=[HELD]))) == []
+    assert list(tasks_change_as_they_may(change_to(unclaimed, before=[TASK])))
+    assert list(tasks_change_as_they_may(change_to(again, before=[ENDED])))
+    assert list(tasks_change_as_they_may(change_to(ENDED, before=[HELD]))) == []
 
 
-def test_a_task_that_is_tried_too_often_is_reported() -> None:
+def test_a_task_with_too_many_attempts_is_reported() -> None:
     rows = (a_job(max_attempts=2), a_run())
     allowed, beyond = (
         a_task(status=TaskStatus.PENDING, claim=count, attempts=count) for count in (2, 4)
     )
 
-    assert list(attempts_are_bounded(a_moment(*rows, allowed, before=[TASK]))) == []
-    assert list(attempts_are_bounded(a_moment(*rows, beyond, before=[TASK])))
+    assert list(attempts_are_bounded(change_to(*rows, allowed, before=[TASK]))) == []
+    assert list(attempts_are_bounded(change_to(*rows, beyond, before=[TASK])))
 
 
 def test_a_change_that_stays_half_written_is_reported() -> None:
-    assert list(no_change_stays_half_written(a_moment(a_job(), a_crossing())))
-    assert list(no_change_stays_half_written(a_moment(a_job()))) == []
+    assert list(no_change_stays_half_written(change_to(a_job(), a_crossing())))
+    assert list(no_change_stays_half_written(change_to(a_job()))) == []
 
 
-def test_a_counter_that_falls_or_exceeds_what_was_admitted_is_reported() -> None:
+def test_a_counter_that_falls_or_exceeds_the_admitted_tasks_is_reported() -> None:
     one, two = (a_stats(admitted=2, done=done, successful=done) for done in (1, 2))
 
     rows = (a_job(), a_run())
 
-    assert list(counters_never_fall(a_moment(*rows, two, before=[one]))) == []
-    assert list(counters_never_fall(a_moment(*rows, one, before=[two])))
-    assert list(counters_never_fall(a_moment(*rows, a_stats(admitted=2, done=3), before=[two])))
+    assert list(counters_never_fall(change_to(*rows, two, before=[one]))) == []
+    assert list(counters_never_fall(change_to(*rows, one, before=[two])))
+    assert list(counters_never_fall(change_to(*rows, a_stats(admitted=2, done=3), before=[two])))
 
 
 def test_ended_tasks_may_be_counted_in_any_shard_of_their_run() -> None:
@@ -101,10 +101,10 @@ def test_ended_tasks_may_be_counted_in_any_shard_of_their_run() -> None:
     own, other = (a_stats(0, admitted=1), a_stats(1, done=1, successful=1))
     uncounted = a_stats(1)
 
-    assert list(counters_equal_rows(a_moment(*rows, own, other, before=[own]))) == []
-    assert list(counters_never_fall(a_moment(*rows, own, other, before=[own]))) == []
-    assert list(counters_equal_rows(a_moment(*rows, own, uncounted, before=[own])))
-    assert list(counters_equal_rows(a_moment(*rows, a_stats(0), other, before=[own])))
+    assert list(counters_equal_rows(change_to(*rows, own, other, before=[own]))) == []
+    assert list(counters_never_fall(change_to(*rows, own, other, before=[own]))) == []
+    assert list(counters_equal_rows(change_to(*rows, own, uncounted, before=[own])))
+    assert list(counters_equal_rows(change_to(*rows, a_stats(0), other, before=[own])))
 
 
 def test_a_sample_that_exceeds_the_counters_is_reported() -> None:
@@ -113,109 +113,109 @@ def test_a_sample_that_exceeds_the_counters_is_reported() -> None:
         a_sample(1, at=T0 + 60, successful=count, reasons={"timeout": 1}) for count in (1, 2)
     )
 
-    assert list(the_series_adds_up_to_the_counters(a_moment(*rows, true, before=rows))) == []
-    assert list(the_series_adds_up_to_the_counters(a_moment(*rows, false, before=rows)))
+    assert list(the_series_adds_up_to_the_counters(change_to(*rows, true, before=rows))) == []
+    assert list(the_series_adds_up_to_the_counters(change_to(*rows, false, before=rows)))
 
 
 def test_a_row_that_appears_under_a_deleted_job_is_reported() -> None:
     deleted = (a_job(status=JobStatus.DELETED), a_run())
     standing = (a_job(), a_run())
 
-    assert list(no_row_rises_from_the_dead(a_moment(*deleted, a_batch(), before=deleted)))
-    assert list(no_row_rises_from_the_dead(a_moment(*deleted, TASK, before=deleted)))
-    assert list(no_row_rises_from_the_dead(a_moment(*standing, a_batch(), before=standing))) == []
+    assert list(no_row_rises_from_the_dead(change_to(*deleted, a_batch(), before=deleted)))
+    assert list(no_row_rises_from_the_dead(change_to(*deleted, TASK, before=deleted)))
+    assert list(no_row_rises_from_the_dead(change_to(*standing, a_batch(), before=standing))) == []
 
 
-def test_a_step_that_was_under_way_may_leave_tasks_where_rows_come_first() -> None:
+def test_an_ingest_step_may_leave_tasks_on_an_engine_that_writes_rows_first() -> None:
     rows = (a_job(status=JobStatus.DELETED), a_run())
-    moment = a_moment(*rows, TASK, before=rows, rows_come_first=True)
+    change = change_to(*rows, TASK, before=rows, rows_come_first=True)
 
-    assert list(no_row_rises_from_the_dead(moment)) == []
+    assert list(no_row_rises_from_the_dead(change)) == []
 
 
-def test_what_is_left_in_queues_of_a_deleted_job_is_reported() -> None:
+def test_queues_messages_and_marks_of_a_deleted_job_are_reported() -> None:
     deleted, standing = a_job(status=JobStatus.DELETED), (a_job(), a_run())
     ref = f"ref of {JOB}".encode()
     left = (StoredItem("queue", RUN), StoredItem("message", "any", ref), StoredItem("mark", JOB))
 
     for leftover in left:
-        assert list(nobody_is_sent_for_what_was_deleted(a_moment(deleted, remains=[leftover])))
-    assert list(nobody_is_sent_for_what_was_deleted(a_moment(*standing, remains=left))) == []
+        assert list(nobody_is_sent_for_what_was_deleted(change_to(deleted, remains=[leftover])))
+    assert list(nobody_is_sent_for_what_was_deleted(change_to(*standing, remains=left))) == []
 
 
-def test_rings_and_whose_a_run_was_may_stay() -> None:
+def test_messages_on_the_dead_letter_queue_and_owner_marks_may_stay() -> None:
     row = (
         StoredItem("queue", "control-dead"),
         StoredItem("message", "control-dead", JOB.encode()),
         StoredItem("mark", f"{{{RUN}}}/:job", JOB.encode()),
     )
-    moment = a_moment(a_job(status=JobStatus.DELETED), remains=row)
+    change = change_to(a_job(status=JobStatus.DELETED), remains=row)
 
-    assert list(nobody_is_sent_for_what_was_deleted(moment)) == []
+    assert list(nobody_is_sent_for_what_was_deleted(change)) == []
 
 
-def test_a_lease_that_is_left_in_the_end_is_reported() -> None:
+def test_a_lease_that_exists_at_the_end_is_reported() -> None:
     lease = Lease(JOB, RUN, expires_at=0.0)
 
-    assert list(dead_processes_hold_nothing(a_moment(leases=[lease])))
-    assert list(dead_processes_hold_nothing(a_moment())) == []
+    assert list(dead_processes_hold_nothing(change_to(leases=[lease])))
+    assert list(dead_processes_hold_nothing(change_to())) == []
 
 
-def test_a_lease_of_a_clock_that_was_ahead_is_left_only_where_nobody_counts_it() -> None:
+def test_a_lease_from_a_clock_ahead_may_stay_if_no_worker_counts_it() -> None:
     month_s = 30 * 24 * 3600.0
     row, real = (Lease(JOB, RUN, T0 + ahead_s, "pool#0#a") for ahead_s in (month_s, 100.0))
     by_a_common_clock = Lease(JOB, RUN, T0 + month_s)
 
-    assert list(dead_processes_hold_nothing(a_moment(leases=[row]))) == []
-    assert list(dead_processes_hold_nothing(a_moment(leases=[row, real])))
-    assert list(dead_processes_hold_nothing(a_moment(leases=[by_a_common_clock])))
+    assert list(dead_processes_hold_nothing(change_to(leases=[row]))) == []
+    assert list(dead_processes_hold_nothing(change_to(leases=[row, real])))
+    assert list(dead_processes_hold_nothing(change_to(leases=[by_a_common_clock])))
 
 
-def test_a_lease_that_is_held_long_after_the_end_of_its_run_is_reported() -> None:
+def test_a_lease_held_long_after_the_end_of_its_run_is_reported() -> None:
     lease = Lease(JOB, RUN, expires_at=T0 + 20.0)
     long_ended, just_ended = (
         a_run(status=RunStatus.COMPLETED, ended_at=T0 - ago_s) for ago_s in (150.0, 5.0)
     )
 
-    assert list(an_ended_run_holds_nothing(a_moment(long_ended, leases=[lease])))
+    assert list(an_ended_run_holds_nothing(change_to(long_ended, leases=[lease])))
     for run in (just_ended, a_run()):
-        assert list(an_ended_run_holds_nothing(a_moment(run, leases=[lease]))) == []
+        assert list(an_ended_run_holds_nothing(change_to(run, leases=[lease]))) == []
 
 
-def test_who_hears_late_of_the_end_may_take_a_lease_for_a_moment() -> None:
+def test_a_worker_that_learns_late_of_the_end_may_acquire_a_lease_once() -> None:
     run = a_run(ended_at=T0 - 150.0)
     new, renewed = (Lease(JOB, RUN, expires_at=T0 + left_s) for left_s in (29.99, 25.0))
 
-    assert list(an_ended_run_holds_nothing(a_moment(run, leases=[new]))) == []
-    assert list(an_ended_run_holds_nothing(a_moment(run, leases=[renewed])))
+    assert list(an_ended_run_holds_nothing(change_to(run, leases=[new]))) == []
+    assert list(an_ended_run_holds_nothing(change_to(run, leases=[renewed])))
 
 
-def test_what_was_on_its_way_when_faults_ended_may_be_held_for_a_while() -> None:
+def test_a_lease_may_be_held_for_a_while_after_the_faults_have_ended() -> None:
     lease, run = Lease(JOB, RUN, expires_at=T0 + 20.0), a_run(ended_at=T0 - 500.0)
     lately, long_ago = (History(at_ease_since=T0 - ago_s) for ago_s in (5.0, 150.0))
 
-    assert list(an_ended_run_holds_nothing(a_moment(run, leases=[lease], history=long_ago)))
-    assert list(an_ended_run_holds_nothing(a_moment(run, leases=[lease], history=lately))) == []
+    assert list(an_ended_run_holds_nothing(change_to(run, leases=[lease], history=long_ago)))
+    assert list(an_ended_run_holds_nothing(change_to(run, leases=[lease], history=lately))) == []
 
 
-def test_whose_clock_was_stepped_may_hold_a_lease_for_longer() -> None:
+def test_a_process_whose_clock_was_stepped_may_hold_a_lease_longer() -> None:
     lease, run = Lease(JOB, RUN, expires_at=T0 + 20.0), a_run(ended_at=T0 - 150.0)
-    moment = a_moment(run, leases=[lease], history=History(steps_clocks=True))
+    change = change_to(run, leases=[lease], history=History(steps_clocks=True))
 
-    assert list(an_ended_run_holds_nothing(moment)) == []
+    assert list(an_ended_run_holds_nothing(change)) == []
 
 
-def test_a_run_that_nobody_finds_is_reported() -> None:
+def test_a_run_that_stays_idle_too_long_is_reported() -> None:
     since = {"long": -500.0, "short": -50.0}
     histories = [History(idle_since={RUN: at}, sweep_s=15.0) for at in since.values()]
 
     verdicts = [
-        bool(list(an_idle_run_is_found(a_moment(history=history)))) for history in histories
+        bool(list(an_idle_run_is_found(change_to(history=history)))) for history in histories
     ]
     assert verdicts == [True, False]
 
 
-def test_who_has_tasks_and_neither_message_nor_claim_is_idle() -> None:
+def test_a_run_with_tasks_but_no_message_and_no_claim_is_idle() -> None:
     claimed = a_task(status=TaskStatus.PROCESSING, claim=1, claim_until=T0 + 90.0)
     lapsed = a_task(status=TaskStatus.PROCESSING, claim=1, claim_until=T0 - 1.0)
     stopping, awaiting = a_run(stop_requested_at=T0), a_run(open_batches=1)
@@ -229,7 +229,7 @@ def test_who_has_tasks_and_neither_message_nor_claim_is_idle() -> None:
     assert idle_runs(a_snapshot(a_run(), ENDED), {}) == []
 
 
-def test_how_long_a_run_is_idle_counts_from_when_it_was_first_seen() -> None:
+def test_the_idle_time_of_a_run_counts_from_its_first_observation() -> None:
     history = History()
     for run_ids, at in ((["A"], 1.0), (["A", "B"], 2.0), (["B"], 3.0), (["A", "B"], 4.0)):
         history.note_idle(run_ids, at)

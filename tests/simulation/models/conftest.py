@@ -1,4 +1,4 @@
-"""One world per test, set up; tests ask for `autojump_clock` themselves, or it is not used."""
+"""Fixtures: one world per test. A test requests `autojump_clock` itself if it needs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests to DynamoDB as our engine makes them, drawn at random over a handful of items."""
+"""Hypothesis strategies for requests to DynamoDB as the engine makes them, over a few items."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ items = st.builds(lambda key, more: {**key, **more}, keys, fields)
 
 @st.composite
 def conditions(draw: st.DrawFn) -> Params:
-    """A guard, with what its marks stand for; now and then there is none."""
+    """Draws a condition with its names and values; sometimes none."""
     value = {":c": {"N": draw(bounds)}}
-    some = {":s0": {"S": draw(statuses)}, ":s1": {"S": draw(statuses)}}
+    samples = {":s0": {"S": draw(statuses)}, ":s1": {"S": draw(statuses)}}
     claim, state = {"#claim": "claim"}, {"#status": "status"}
-    text, names, given = draw(
+    text, names, expression_values = draw(
         st.sampled_from(
             [
                 ("", {}, {}),
                 ("attribute_exists(pk)", {}, {}),
                 ("attribute_not_exists(pk)", {}, {}),
                 ("attribute_not_exists(pk) OR expires_at <= :c", {}, value),
-                ("attribute_exists(pk) AND #status IN (:s0, :s1)", state, some),
+                ("attribute_exists(pk) AND #status IN (:s0, :s1)", state, samples),
                 ("attribute_exists(pk) AND #claim = :c", claim, value),
                 (
                     "attribute_exists(pk) AND (attribute_not_exists(#claim) OR #claim = :c)",
@@ -76,14 +76,14 @@ def conditions(draw: st.DrawFn) -> Params:
     params: Params = {"ConditionExpression": text}
     if names:
         params["ExpressionAttributeNames"] = dict(names)
-    if given:
-        params["ExpressionAttributeValues"] = dict(given)
+    if expression_values:
+        params["ExpressionAttributeValues"] = dict(expression_values)
     return params
 
 
 @st.composite
 def changes(draw: st.DrawFn) -> Params:
-    """An update as guards and writes make it: every name in one clause only."""
+    """Draws an update as guards and writes produce it: every name is in one clause."""
     guard = draw(conditions())
     names = draw(
         st.lists(
@@ -91,21 +91,23 @@ def changes(draw: st.DrawFn) -> Params:
         )
     )
     clauses: dict[str, list[str]] = {"SET": [], "REMOVE": [], "ADD": []}
-    given = dict(guard.get("ExpressionAttributeValues", {}))
+    expression_values = dict(guard.get("ExpressionAttributeValues", {}))
     for number, name in enumerate(names):
         if draw(st.booleans()):
             clauses["REMOVE"].append(f"#{name}")
         else:
             clauses["SET"].append(f"#{name} = :v{number}")
-            given[f":v{number}"] = draw(_of(name))
+            expression_values[f":v{number}"] = draw(_of(name))
     if draw(st.booleans()):
         clauses["ADD"].append("#done :delta")
         names.append("done")
-        given[":delta"] = {"N": draw(numbers)}
+        expression_values[":delta"] = {"N": draw(numbers)}
     text = " ".join(f"{verb} {', '.join(parts)}" for verb, parts in clauses.items() if parts)
     used = {f"#{name}": name for name in names} | guard.get("ExpressionAttributeNames", {})
     params = {**guard, "UpdateExpression": text, "ExpressionAttributeNames": used}
-    return {**params, "ExpressionAttributeValues": given} if given else params
+    return (
+        {**params, "ExpressionAttributeValues": expression_values} if expression_values else params
+    )
 
 
 def _of(name: str) -> st.SearchStrategy[Params]:
@@ -124,7 +126,7 @@ def _of(name: str) -> st.SearchStrategy[Params]:
 
 @st.composite
 def steps(draw: st.DrawFn) -> Params:
-    """One step of a transaction."""
+    """Draws one step of a transaction."""
     kind = draw(st.sampled_from(["Put", "Update", "Delete", "ConditionCheck"]))
     at = {"TableName": TABLE}
     match kind:
@@ -162,16 +164,16 @@ def calls(draw: st.DrawFn) -> Call:
         case "write many":
             puts = items.map(lambda item: {"PutRequest": {"Item": item}})
             removals = keys.map(lambda key: {"DeleteRequest": {"Key": key}})
-            some = draw(st.lists(st.one_of(puts, removals), min_size=1, max_size=5))
-            return "BatchWriteItem", {"RequestItems": {TABLE: some}}
+            samples = draw(st.lists(st.one_of(puts, removals), min_size=1, max_size=5))
+            return "BatchWriteItem", {"RequestItems": {TABLE: samples}}
         case "insert many":
-            some = draw(st.lists(items, min_size=1, max_size=5, unique_by=_key_of))
+            samples = draw(st.lists(items, min_size=1, max_size=5, unique_by=_key_of))
             return "BatchExecuteStatement", {
-                "Statements": [insert_statement(TABLE, item) for item in some]
+                "Statements": [insert_statement(TABLE, item) for item in samples]
             }
         case "together":
-            some = draw(st.lists(steps(), min_size=1, max_size=4))
-            return "TransactWriteItems", {"TransactItems": some}
+            samples = draw(st.lists(steps(), min_size=1, max_size=4))
+            return "TransactWriteItems", {"TransactItems": samples}
         case "page":
             return "Query", draw(pages())
         case _:

@@ -1,4 +1,4 @@
-"""DynamoDB's limits, which hold always, and its whims, each of which is really there."""
+"""Tests the model of DynamoDB: its limits, and each of its faults."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def put(world: World, *items: Params) -> None:
         await world.dynamodb("PutItem", TableName=TABLE, Item=row)
 
 
-async def together(world: World, *items: Params, **more: Any) -> Params:
+async def write_together(world: World, *items: Params, **more: Any) -> Params:
     steps = [{"Put": {"TableName": TABLE, "Item": item}} for item in items]
     return await world.dynamodb("TransactWriteItems", TransactItems=steps, **more)
 
@@ -39,7 +39,7 @@ async def page(world: World, **more: Any) -> Params:
 
 
 async def by_owner(world: World, owner: str) -> list[str]:
-    """What the first index shows."""
+    """Returns the sort keys that the first index shows for an owner."""
     answer = await world.dynamodb(
         "Query",
         TableName=TABLE,
@@ -56,7 +56,7 @@ async def refusal(call: Any) -> tuple[str, tuple[str, ...]]:
     return caught.value.code, caught.value.reasons
 
 
-async def test_what_is_too_large_is_refused(world: World) -> None:
+async def test_items_and_requests_beyond_the_limits_are_refused(world: World) -> None:
     large = item("a", text="x" * 400 * 1024)
     items = [item(str(number), text="x" * 300 * 1024) for number in range(14)]
     many = [item(str(number)) for number in range(101)]
@@ -64,9 +64,9 @@ async def test_what_is_too_large_is_refused(world: World) -> None:
 
     for call in (
         put(world, large),
-        together(world, *items),
-        together(world, *many),
-        together(world, many[0], many[0]),
+        write_together(world, *items),
+        write_together(world, *many),
+        write_together(world, many[0], many[0]),
         world.dynamodb("BatchWriteItem", RequestItems={TABLE: puts}),
         put(world, item("", text="x")),
         put(world, {**item("a"), "n": {"N": "NaN"}}),
@@ -85,7 +85,7 @@ async def test_a_page_ends_at_a_megabyte(world: World) -> None:
     assert "LastEvaluatedKey" not in rest
 
 
-async def test_a_token_is_good_for_one_transaction_for_ten_minutes(
+async def test_a_token_identifies_one_transaction_for_ten_minutes(
     world: World, autojump_clock: MockClock
 ) -> None:
     guarded = {
@@ -99,7 +99,7 @@ async def test_a_token_is_good_for_one_transaction_for_ten_minutes(
 
     await world.dynamodb("TransactWriteItems", **once)
     await world.dynamodb("TransactWriteItems", **once)
-    mismatch = await refusal(together(world, item("b"), ClientRequestToken="t"))
+    mismatch = await refusal(write_together(world, item("b"), ClientRequestToken="t"))
     await trio.sleep(601)
     late = await refusal(world.dynamodb("TransactWriteItems", **once))
 
@@ -107,7 +107,7 @@ async def test_a_token_is_good_for_one_transaction_for_ten_minutes(
     assert late == ("TransactionCanceledException", ("ConditionalCheckFailed",))
 
 
-async def test_what_it_does_not_know_raises_loudly(world: World) -> None:
+async def test_an_operation_or_parameter_that_is_not_modelled_raises(world: World) -> None:
     at = {"TableName": TABLE, "Key": key("a")}
 
     for call in (
@@ -121,19 +121,19 @@ async def test_what_it_does_not_know_raises_loudly(world: World) -> None:
             await call
 
 
-async def test_names_and_values_that_nothing_uses_are_refused(world: World) -> None:
+async def test_unused_names_and_values_are_refused(world: World) -> None:
     unused = {"TableName": TABLE, "Item": item("a"), "ExpressionAttributeNames": {"#a": "a"}}
 
     assert await refusal(world.dynamodb("PutItem", **unused)) == ("ValidationException", ())
 
 
-async def test_capacity_is_told_as_the_service_does(world: World) -> None:
+async def test_consumed_capacity_is_reported_as_by_the_service(world: World) -> None:
     request = {"TableName": TABLE, "ReturnConsumedCapacity": "TOTAL"}
     large = item("a", text="x" * 3000, g1="o", g1s="s")
 
     wrote = await world.dynamodb("PutItem", **request, Item=large)
     read = await world.dynamodb("GetItem", **request, Key=key("a"))
-    both = await together(world, item("b"), item("c"), ReturnConsumedCapacity="TOTAL")
+    both = await write_together(world, item("b"), item("c"), ReturnConsumedCapacity="TOTAL")
 
     assert wrote["ConsumedCapacity"]["CapacityUnits"] == 4.0
     assert read["ConsumedCapacity"]["CapacityUnits"] == 0.5
@@ -141,10 +141,10 @@ async def test_capacity_is_told_as_the_service_does(world: World) -> None:
 
 
 @pytest.mark.slow
-async def test_a_partition_takes_so_many_writes_a_second(
+async def test_a_partition_accepts_a_thousand_writes_a_second(
     world: World, autojump_clock: MockClock
 ) -> None:
-    world.suffers(DynamoFaults(capacity=CapacityLimits()))
+    world.set_faults(DynamoFaults(capacity=CapacityLimits()))
     taken, codes, start = 0, set(), trio.current_time()
 
     while trio.current_time() < start + 3.0:
@@ -161,10 +161,10 @@ async def test_a_partition_takes_so_many_writes_a_second(
 
 
 @pytest.mark.slow
-async def test_a_cold_table_takes_so_many_writes_a_second(
+async def test_a_cold_table_accepts_four_thousand_writes_a_second(
     world: World, autojump_clock: MockClock
 ) -> None:
-    world.suffers(DynamoFaults(capacity=CapacityLimits()))
+    world.set_faults(DynamoFaults(capacity=CapacityLimits()))
 
     codes = set()
     for number in range(4100):
@@ -180,7 +180,7 @@ async def test_a_cold_table_takes_so_many_writes_a_second(
 async def test_a_hot_partition_of_an_index_throttles_writes_to_the_table(
     world: World, autojump_clock: MockClock
 ) -> None:
-    world.suffers(DynamoFaults(capacity=CapacityLimits(partition_writes=10)))
+    world.set_faults(DynamoFaults(capacity=CapacityLimits(partition_writes=10)))
 
     for number in range(10):
         await put(world, item("a", str(number), g1="hot", g1s=str(number)))
@@ -191,7 +191,7 @@ async def test_a_hot_partition_of_an_index_throttles_writes_to_the_table(
 
 
 async def test_reads_have_a_capacity_too(world: World, autojump_clock: MockClock) -> None:
-    world.suffers(DynamoFaults(capacity=CapacityLimits(partition_reads=10)))
+    world.set_faults(DynamoFaults(capacity=CapacityLimits(partition_reads=10)))
     reads = {"TableName": TABLE, "Key": key("a"), "ConsistentRead": True}
 
     for _ in range(10):
@@ -200,13 +200,13 @@ async def test_reads_have_a_capacity_too(world: World, autojump_clock: MockClock
     assert (await refusal(world.dynamodb("GetItem", **reads)))[0].startswith("Provisioned")
 
 
-async def test_a_throttled_shard_throttles_no_other(
+async def test_a_throttled_shard_does_not_throttle_other_shards(
     world: World, autojump_clock: MockClock
 ) -> None:
-    world.suffers(DynamoFaults(throttled_shard_rate=1.0, throttled_shard_s=(30.0, 30.0)))
+    world.set_faults(DynamoFaults(throttled_shard_rate=1.0, throttled_shard_s=(30.0, 30.0)))
 
     await refusal(put(world, item("a")))
-    world.suffers(DynamoFaults(throttled_shard_rate=1e-9))
+    world.set_faults(DynamoFaults(throttled_shard_rate=1e-9))
     still = await refusal(put(world, item("a")))
     await put(world, item("a", "q"))
     await trio.sleep(30)
@@ -216,11 +216,11 @@ async def test_a_throttled_shard_throttles_no_other(
     assert world.fault_source.fired["dynamodb.throttled_shard"] == 1
 
 
-async def test_batches_are_left_unprocessed_in_part(world: World) -> None:
+async def test_a_part_of_a_batch_may_be_left_unprocessed(world: World) -> None:
     items = [item(str(number)) for number in range(25)]
     puts = [{"PutRequest": {"Item": row}} for row in items]
     keys = [key(str(number)) for number in range(25)]
-    world.suffers(DynamoFaults(unprocessed_rate=0.5))
+    world.set_faults(DynamoFaults(unprocessed_rate=0.5))
 
     wrote = await world.dynamodb("BatchWriteItem", RequestItems={TABLE: puts})
     read = await world.dynamodb("BatchGetItem", RequestItems={TABLE: {"Keys": keys}})
@@ -236,7 +236,7 @@ async def test_batches_are_left_unprocessed_in_part(world: World) -> None:
     assert fired["dynamodb.unprocessed_keys"] == len(unread)
 
 
-async def test_each_statement_of_a_batch_is_judged_by_itself(world: World) -> None:
+async def test_each_statement_of_a_batch_succeeds_or_fails_alone(world: World) -> None:
     await put(world, item("old", n="1"))
     inserts = [insert_statement(TABLE, item(name, n="2")) for name in ("new", "old")]
 
@@ -244,20 +244,20 @@ async def test_each_statement_of_a_batch_is_judged_by_itself(world: World) -> No
         "BatchExecuteStatement", Statements=inserts, ReturnConsumedCapacity="TOTAL"
     )
 
-    codes = [said.get("Error", {}).get("Code") for said in answer["Responses"]]
+    codes = [response.get("Error", {}).get("Code") for response in answer["Responses"]]
     assert codes == [None, "DuplicateItem"]
     assert answer["ConsumedCapacity"] == [{"CapacityUnits": 2.0}]
     kept = await world.dynamodb("GetItem", TableName=TABLE, Key=key("old"))
     assert kept["Item"]["n"] == {"S": "1"}
 
 
-async def test_statements_are_throttled_in_part(world: World) -> None:
+async def test_a_part_of_the_statements_may_be_throttled(world: World) -> None:
     inserts = [insert_statement(TABLE, item(str(number))) for number in range(25)]
-    world.suffers(DynamoFaults(unprocessed_rate=0.5))
+    world.set_faults(DynamoFaults(unprocessed_rate=0.5))
 
     answer = await world.dynamodb("BatchExecuteStatement", Statements=inserts)
 
-    codes = Counter(said.get("Error", {}).get("Code") for said in answer["Responses"])
+    codes = Counter(response.get("Error", {}).get("Code") for response in answer["Responses"])
     assert set(codes) == {None, "ThrottlingError"}
     assert (await page(world))["Count"] == codes[None]
 
@@ -271,7 +271,7 @@ async def test_a_batch_has_one_to_25_statements(world: World, count: int) -> Non
     assert code == "ValidationException"
 
 
-async def test_a_batch_names_an_item_once(world: World) -> None:
+async def test_a_batch_that_names_an_item_twice_is_refused(world: World) -> None:
     inserts = [insert_statement(TABLE, item("a"))] * 2
 
     code, _ = await refusal(world.dynamodb("BatchExecuteStatement", Statements=inserts))
@@ -280,42 +280,44 @@ async def test_a_batch_names_an_item_once(world: World) -> None:
 
 
 async def test_a_transaction_is_cancelled_by_a_conflict(world: World) -> None:
-    world.suffers(DynamoFaults(conflict_rate=1.0))
+    world.set_faults(DynamoFaults(conflict_rate=1.0))
 
-    code, reasons = await refusal(together(world, item("a"), item("b")))
+    code, reasons = await refusal(write_together(world, item("a"), item("b")))
 
     assert code == "TransactionCanceledException"
     assert sorted(reasons) == ["None", "TransactionConflict"]
     assert (await page(world))["Count"] == 0
 
 
-async def test_a_transaction_holds_its_items_for_a_moment(
+async def test_a_transaction_conflicts_with_others_on_its_items_for_a_moment(
     world: World, autojump_clock: MockClock
 ) -> None:
-    world.suffers(DynamoFaults(conflict_s=1.0))
-    await together(world, item("a"), item("b"))
+    world.set_faults(DynamoFaults(conflict_s=1.0))
+    await write_together(world, item("a"), item("b"))
 
-    cancelled = await refusal(together(world, item("b"), item("c")))
+    cancelled = await refusal(write_together(world, item("b"), item("c")))
     alone = await refusal(put(world, item("a")))
     await trio.sleep(1.0)
-    await together(world, item("b"), item("c"))
+    await write_together(world, item("b"), item("c"))
 
     assert cancelled == ("TransactionCanceledException", ("TransactionConflict", "None"))
     assert alone[0] == "TransactionConflictException"
     assert world.fault_source.fired["dynamodb.conflict"] == 2
 
 
-async def test_a_transaction_that_is_asked_again_may_be_in_progress(world: World) -> None:
-    world.suffers(DynamoFaults(in_progress_rate=1.0))
-    await together(world, item("a"), ClientRequestToken="t")
+async def test_a_repeated_transaction_may_be_reported_as_in_progress(world: World) -> None:
+    world.set_faults(DynamoFaults(in_progress_rate=1.0))
+    await write_together(world, item("a"), ClientRequestToken="t")
 
-    again = await refusal(together(world, item("a"), ClientRequestToken="t"))
+    again = await refusal(write_together(world, item("a"), ClientRequestToken="t"))
 
     assert again[0] == "TransactionInProgressException"
 
 
-async def test_an_eventual_read_may_show_what_was(world: World, autojump_clock: MockClock) -> None:
-    world.suffers(DynamoFaults(stale_read_rate=1.0))
+async def test_an_eventually_consistent_read_may_return_an_old_value(
+    world: World, autojump_clock: MockClock
+) -> None:
+    world.set_faults(DynamoFaults(stale_read_rate=1.0))
     for number in range(6):
         await put(world, item("a", text=str(number)))
         await trio.sleep(1.0)
@@ -333,10 +335,10 @@ async def test_an_eventual_read_may_show_what_was(world: World, autojump_clock: 
     assert sure == {"5"}
 
 
-async def test_an_index_is_late_and_out_of_order_and_right_in_the_end(
+async def test_an_index_is_late_and_out_of_order_and_complete_in_the_end(
     world: World, autojump_clock: MockClock
 ) -> None:
-    world.suffers(DynamoFaults(late_index_rate=1.0))
+    world.set_faults(DynamoFaults(late_index_rate=1.0))
     names = [f"{number:02}" for number in range(20)]
     for name in names:
         await put(world, item(name, g1="o", g1s=name))
@@ -359,9 +361,9 @@ async def test_rows_expire_late_or_never(world: World, autojump_clock: MockClock
         return {**item(name), "ttl": {"N": str(int(world.clock.now()) + 10)}}
 
     await put(world, dying("prompt"))
-    world.suffers(DynamoFaults(late_expiry_rate=1.0, late_expiry_s=(3600.0, 3600.0)))
+    world.set_faults(DynamoFaults(late_expiry_rate=1.0, late_expiry_s=(3600.0, 3600.0)))
     await put(world, dying("late"))
-    world.suffers(DynamoFaults(never_expires_rate=1.0))
+    world.set_faults(DynamoFaults(never_expires_rate=1.0))
     await put(world, dying("never"))
 
     counts = []
@@ -372,7 +374,7 @@ async def test_rows_expire_late_or_never(world: World, autojump_clock: MockClock
     assert counts == [3, 2, 1, 1]
 
 
-async def test_a_row_is_there_at_the_very_instant_of_its_expiry(
+async def test_a_row_exists_at_the_instant_of_its_expiry(
     world: World, autojump_clock: MockClock
 ) -> None:
     expires_at = int(world.clock.now()) + 10
@@ -387,7 +389,7 @@ async def test_a_row_is_there_at_the_very_instant_of_its_expiry(
     assert counts == [1, 0]
 
 
-async def test_a_row_whose_expiry_was_put_off_stays(
+async def test_a_row_whose_expiry_was_extended_stays(
     world: World, autojump_clock: MockClock
 ) -> None:
     for life_s in (10, 100):
@@ -402,12 +404,10 @@ async def test_a_row_whose_expiry_was_put_off_stays(
 
 
 @pytest.mark.parametrize("is_forward", [True, False])
-async def test_pages_come_back_short_and_empty_and_lose_nothing(
-    world: World, *, is_forward: bool
-) -> None:
+async def test_short_and_empty_pages_lose_no_row(world: World, *, is_forward: bool) -> None:
     names = [f"{number:02}" for number in range(30)]
     await put(world, *map(item, names))
-    world.suffers(DynamoFaults(short_page_rate=0.95))
+    world.set_faults(DynamoFaults(short_page_rate=0.95))
 
     sizes: list[int] = []
     sort_keys: list[str] = []

@@ -1,4 +1,4 @@
-"""The model of DynamoDB answers as a server does, whatever is asked of both."""
+"""Compares the model of DynamoDB with a server, on random requests."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _definition = {
 
 
 class Table:
-    """One table behind a transport, and what came of the calls to it."""
+    """A table behind a transport."""
 
     def __init__(self, transport: AwsTransport, name: str) -> None:
         self._transport = transport
@@ -67,20 +67,20 @@ class Table:
         )
 
     async def _all_pages(self, params: Any) -> list[Any]:
-        """Servers may or may not say that there could be more when there is not."""
+        """Reads all pages, because servers differ in whether the last page has a key."""
         items: list[Any] = []
-        asked = dict(params)
+        page_request = dict(params)
         while True:
             page = await self._transport.call(
-                "dynamodb", "Query", self._here(asked), deadline_s=DEADLINE_S
+                "dynamodb", "Query", self._here(page_request), deadline_s=DEADLINE_S
             )
             items += page["Items"]
             if not page.get("LastEvaluatedKey"):
                 return items
-            asked["ExclusiveStartKey"] = page["LastEvaluatedKey"]
+            page_request["ExclusiveStartKey"] = page["LastEvaluatedKey"]
 
     def _here(self, value: Any) -> Any:
-        """The request with this table's name: servers keep the tables of all examples."""
+        """Replaces the name of the table, because the server keeps the tables of all examples."""
         if isinstance(value, dict):
             return {
                 self._name if key == TABLE else key: self._here(inner)
@@ -94,8 +94,8 @@ class Table:
 
 
 def _plain(value: Any) -> Any:
-    """An answer without what servers are free in: forms of numbers, table names, empty leftovers,
-    the order of what was asked for by key, and of equals in an index."""
+    """Removes differences that servers are free in: forms of numbers, table names, empty leftovers,
+    the order of keys in a batch, and the order of equal keys in an index."""
     if isinstance(value, dict):
         if value.keys() == {"N"}:
             return {"N": Decimal(value["N"]).normalize()}
@@ -107,28 +107,28 @@ def _plain(value: Any) -> Any:
     return [_plain(inner) for inner in value] if isinstance(value, list) else value
 
 
-async def _both(url: str, asked: list[Call]) -> None:
-    name = f"agreed-{next(_names)}"  # Others have rows on this server too.
+async def _compare_on_both(url: str, requests: list[Call]) -> None:
+    name = f"agreed-{next(_names)}"  # Other tests have tables on this server.
     model = AwsModel(clock=ManualClock(), fault_source=FaultSource(random=Random(1)))
     async with an_http_transport(an_access(dynamodb=url)) as server:
         for transport in (model, server):
             request = {"TableName": name, **_definition}
             await transport.call("dynamodb", "CreateTable", request, deadline_s=DEADLINE_S)
         ours, theirs = Table(model, name), Table(server, name)
-        for operation, params in asked:
-            said = await ours.ask(operation, params)
+        for operation, params in requests:
+            answer = await ours.ask(operation, params)
             expected = await theirs.ask(operation, params)
 
-            assert said == expected, (operation, params)
+            assert answer == expected, (operation, params)
 
 
 some_calls = st.lists(calls(), min_size=CALL_COUNT, max_size=CALL_COUNT)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(asked=some_calls)
-async def test_the_model_answers_as_a_server_does(ministack: str, asked: list[Call]) -> None:
+@given(requests=some_calls)
+async def test_the_model_answers_as_a_server_does(ministack: str, requests: list[Call]) -> None:
     try:
-        await _both(ministack, asked)
-    except NoResponse:  # Whether the server did it is anybody's guess.
+        await _compare_on_both(ministack, requests)
+    except NoResponse:  # The server may or may not have applied the call.
         reject()

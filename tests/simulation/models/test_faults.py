@@ -1,4 +1,4 @@
-"""Every fault that the models know strikes in a harsh world, and is counted under its name."""
+"""Tests that every fault of the models occurs at high rates, and is counted by its name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.builders import JOB, RUN
 from tests.simulation.models.worlds import TABLE, World, item, key
 
 QUEUE = {"QueueUrl": f"{URL}q"}
-HARSH = (
+ALL_FAULTS = (
     CallFaults(
         refused_rate=0.05, lost_rate=0.05, slow_rate=0.05, stalled_rate=0.02, late_rate=0.02
     ),
@@ -84,7 +84,7 @@ HARSH = (
 )
 
 
-async def to_a_table(world: World, number: int) -> None:
+async def call_dynamodb(world: World, number: int) -> None:
     row = item(str(number), g1="o", g1s=str(number)) | {"ttl": {"N": str(int(world.clock.now()))}}
     at = {"TableName": TABLE}
     token = {"ClientRequestToken": str(number)}
@@ -111,7 +111,7 @@ async def to_a_table(world: World, number: int) -> None:
             await world.dynamodb(operation, **params)
 
 
-async def to_a_queue(world: World, number: int) -> None:
+async def call_sqs(world: World, number: int) -> None:
     entries = [{"Id": str(n), "MessageBody": str(n)} for n in range(10)]
     with suppress(AwsError, NoResponse):
         await world.sqs("CreateQueue", QueueName="q", Attributes=RUN_ATTRIBUTES)
@@ -130,7 +130,7 @@ async def to_a_queue(world: World, number: int) -> None:
             await world.sqs("DeleteQueue", **QUEUE)
 
 
-async def to_a_bucket(world: World, number: int) -> None:
+async def call_s3(world: World, number: int) -> None:
     blobs = (await world.engine()).blobs
     # A deletion of an earlier round may arrive late, after the put.
     with suppress(Unavailable, BlobMissing):
@@ -143,7 +143,7 @@ async def to_a_bucket(world: World, number: int) -> None:
         await world.s3("AbortMultipartUpload", Key="a", UploadId=upload["UploadId"])
 
 
-async def to_redis(world: World, number: int) -> None:
+async def call_redis(world: World, number: int) -> None:
     link = world.redis.link()
     with suppress(Unavailable):
         coordinator = RedisCoordinator(link, Random(number), space="s")
@@ -152,21 +152,19 @@ async def to_redis(world: World, number: int) -> None:
 
 
 @pytest.mark.slow
-async def test_every_fault_strikes_in_a_harsh_world(
-    world: World, autojump_clock: MockClock
-) -> None:
-    world.suffers(*HARSH)
-    ways: list[Callable[[World, int], Awaitable[None]]] = [
-        to_a_table,
-        to_a_queue,
-        to_a_bucket,
-        to_redis,
+async def test_every_fault_occurs_at_high_rates(world: World, autojump_clock: MockClock) -> None:
+    world.set_faults(*ALL_FAULTS)
+    calls_of_services: list[Callable[[World, int], Awaitable[None]]] = [
+        call_dynamodb,
+        call_sqs,
+        call_s3,
+        call_redis,
     ]
 
     for number in range(150):
-        for way in ways:
+        for call_service in calls_of_services:
             with suppress(Unavailable):
-                await way(world, number)
+                await call_service(world, number)
 
     never = [name for name in FAULTS if not world.fault_source.fired[name]]
     assert never == []

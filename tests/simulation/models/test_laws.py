@@ -1,4 +1,4 @@
-"""What must hold when everything is on: the laws of the ports that faults may delay, not break."""
+"""Tests the laws of the ports with all faults on: faults may delay them, but not break them."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ async def harsh(request: pytest.FixtureRequest) -> World:
 
 
 async def until_known(do: Callable[[], Awaitable[T]]) -> T:
-    """Asks until there is an answer."""
+    """Repeats the call until it is answered."""
     while True:
         try:
             return await do()
@@ -154,14 +154,14 @@ async def a_run_in(world: World) -> AwsEngine:
     return engine
 
 
-async def test_an_ingest_step_is_made_once_however_often_it_is_tried(
+async def test_a_repeated_ingest_step_has_its_effect_once(
     harsh: World, autojump_clock: MockClock
 ) -> None:
     engine, tasks = await a_run_in(harsh), tasks_in_shards(40)
-    harsh.suffers(CALLS, DYNAMODB, SQS)
+    harsh.set_faults(CALLS, DYNAMODB, SQS)
 
     verdict = await until_known(lambda: engine.store.put_chunk(a_chunk(tasks)))
-    harsh.heals()
+    harsh.clear_faults()
     await trio.sleep(120)
 
     assert isinstance(verdict, Applied | Stale)
@@ -173,7 +173,7 @@ async def test_an_ingest_step_is_made_once_however_often_it_is_tried(
 
 
 async def drain(engine: AwsEngine) -> Counter[object]:
-    """Every ref that can be had, and how often."""
+    """Receives all refs of the run, and counts them."""
     seen: Counter[object] = Counter()
     quiet = 0
     while quiet < 10:
@@ -189,15 +189,15 @@ async def drain(engine: AwsEngine) -> Counter[object]:
 
 
 async def test_every_ref_that_was_sent_is_received(harsh: World, autojump_clock: MockClock) -> None:
-    """Falsely empty, lost, duplicated or undead: at least once, and in the end the queue is dry."""
+    """Despite losses and duplicates each ref arrives, and the queue is empty at the end."""
     engine = await harsh.engine()
     refs = [a_ref(number) for number in range(60)]
-    harsh.suffers(CALLS, SQS)
+    harsh.set_faults(CALLS, SQS)
 
     await until_known(lambda: engine.queue.open_run(RUN))
     await until_known(lambda: engine.queue.send(refs))
     seen = await drain(engine)
-    harsh.heals()
+    harsh.clear_faults()
     await trio.sleep(120)
     seen += await drain(engine)
 
@@ -217,23 +217,23 @@ async def claim_and_settle(store: Store, refs: Sequence[TaskRef], now: float) ->
     await store.commit(settles)
 
 
-async def test_counters_are_what_the_rows_say(harsh: World, autojump_clock: MockClock) -> None:
+async def test_counters_equal_the_rows(harsh: World, autojump_clock: MockClock) -> None:
     engine, tasks = await a_run_in(harsh), tasks_in_shards(40)
     await engine.store.put_chunk(a_chunk(tasks))
     refs = list(map(ref_to, tasks))
     others = [(await harsh.engine(number)).store for number in (1, 2)]
-    harsh.suffers(CALLS, DYNAMODB)
+    harsh.set_faults(CALLS, DYNAMODB)
 
     async def work(store: Store) -> None:
         for start in [*range(0, 40, 5)] * 3:
             with suppress(Unavailable):
                 await claim_and_settle(store, refs[start : start + 5], harsh.clock.now())
-            await trio.sleep(30.0)  # Claims of the round before lapse meanwhile.
+            await trio.sleep(30.0)  # Claims of the previous round expire meanwhile.
 
     async with trio.open_nursery() as nursery:
         for store in others:
             nursery.start_soon(work, store)
-    harsh.heals()
+    harsh.clear_faults()
     await trio.sleep(200)
 
     rows = await engine.store.find(TasksOf(job_id=JOB, run_id=RUN, shard_count=SHARDS, limit=100))
@@ -243,12 +243,12 @@ async def test_counters_are_what_the_rows_say(harsh: World, autojump_clock: Mock
     assert ended > 0
 
 
-async def test_pages_that_come_short_and_empty_are_complete(
+async def test_short_and_empty_pages_contain_all_tasks(
     harsh: World, autojump_clock: MockClock
 ) -> None:
     engine, tasks = await a_run_in(harsh), tasks_in_shards(100)
     await engine.store.put_chunk(a_chunk(tasks))
-    harsh.suffers(CALLS, DYNAMODB)
+    harsh.set_faults(CALLS, DYNAMODB)
 
     seen: list[Task] = []
     while True:
@@ -263,16 +263,16 @@ async def test_pages_that_come_short_and_empty_are_complete(
     assert harsh.fault_source.fired["dynamodb.empty_page"] > 0
 
 
-async def test_a_scrub_removes_all_though_batches_are_left_undone(
+async def test_a_deletion_removes_all_rows_despite_unprocessed_batches(
     harsh: World, autojump_clock: MockClock
 ) -> None:
     engine, tasks = await a_run_in(harsh), tasks_in_shards(60)
     await engine.store.put_chunk(a_chunk(tasks))
-    harsh.suffers(CALLS, DYNAMODB)
+    harsh.set_faults(CALLS, DYNAMODB)
 
     while await until_known(lambda: engine.store.delete_run_rows(JOB, None, limit=50)):
         pass
-    harsh.heals()
+    harsh.clear_faults()
     await trio.sleep(120)
 
     table = harsh.aws.dynamodb.tables["rows"]
@@ -286,7 +286,7 @@ async def test_a_body_is_whole_or_absent(harsh: World, autojump_clock: MockClock
     blobs = (await harsh.engine()).blobs
     pieces = [bytes([number]) * 1_000_000 for number in range(18)]
     body = b"".join(pieces)
-    harsh.suffers(CALLS, S3)
+    harsh.set_faults(CALLS, S3)
 
     async def read(key: str) -> bytes | None:
         try:
@@ -305,26 +305,26 @@ async def test_a_body_is_whole_or_absent(harsh: World, autojump_clock: MockClock
             assert await until_known(lambda: read("k/a")) in {None, body}
     stored = await until_known(put)
     copied = await until_known(lambda: blobs.copy("k/a", "k/b"))
-    harsh.heals()
+    harsh.clear_faults()
     await trio.sleep(120)
 
     assert await read("k/a") == await read("k/b") == body
     assert stored.sha256 == copied.sha256
-    harsh.suffers(CALLS, S3)
+    harsh.set_faults(CALLS, S3)
     await until_known(lambda: blobs.delete_prefix("k"))
-    harsh.heals()
+    harsh.clear_faults()
     assert [await read("k/a"), await read("k/b")] == [None, None]
 
 
 @pytest.mark.parametrize("kind", ["dynamodb", "redis"])
-async def test_no_more_leases_live_than_the_cap(
+async def test_live_leases_never_exceed_the_cap(
     harsh: World, kind: str, autojump_clock: MockClock
 ) -> None:
-    """Redis without failovers: what those lose, no cap survives."""
+    """Redis runs without failovers, because a failover loses leases and so breaks the cap."""
     cap, ttl_s = 5, 30.0
     holders = [await a_coordinator(harsh, kind, number) for number in range(3)]
     held: dict[LeaseId, float] = {}
-    harsh.suffers(CALLS, DYNAMODB, REDIS)
+    harsh.set_faults(CALLS, DYNAMODB, REDIS)
 
     async def work(coordinator: Coordinator) -> None:
         for _ in range(15):
@@ -351,14 +351,14 @@ async def a_coordinator(world: World, kind: str, number: int) -> Coordinator:
     return (await world.engine(number)).coordinator
 
 
-async def test_a_send_to_a_removed_queue_is_told_in_the_end(
+async def test_a_send_to_a_removed_queue_fails_in_the_end(
     harsh: World, autojump_clock: MockClock
 ) -> None:
     engine = await harsh.engine()
     await engine.queue.open_run(RUN)
-    harsh.suffers(CALLS, SQS)
+    harsh.set_faults(CALLS, SQS)
     await until_known(lambda: engine.queue.close_run(RUN))
-    harsh.heals()
+    harsh.clear_faults()
     await trio.sleep(61)
 
     with pytest.raises(QueueGone):

@@ -1,5 +1,5 @@
-"""The model of PostgreSQL: its transactions, its locks and its faults. The laws of the ports run on
-it in tests/conformance, as on the real server."""
+"""Tests the model of PostgreSQL: its transactions, locks and faults. tests/conformance runs the
+laws of the ports on it, as on the real server."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_others_see_a_transaction_when_it_commits(server: Server) -> None:
     assert (await _read(server, "a")).rows == [("job",)]
 
 
-async def test_who_locks_in_a_circle_gets_a_deadlock(server: Server) -> None:
+async def test_a_cycle_of_locks_is_a_deadlock(server: Server) -> None:
     await _put(server, "a", "b")
     one, two = _connection(server), _connection(server)
     await one.run([BEGIN, Statement(_LOCK, ("a",))])
@@ -76,7 +76,7 @@ async def test_who_locks_in_a_circle_gets_a_deadlock(server: Server) -> None:
         await two.finish()
 
 
-async def test_a_client_that_does_not_go_on_loses_its_locks(server: Server) -> None:
+async def test_a_client_that_is_idle_in_a_transaction_loses_its_locks(server: Server) -> None:
     await _put(server, "a")
     stopped, other = _connection(server), _connection(server)
     await stopped.run([BEGIN, Statement(_LOCK, ("a",))])
@@ -87,7 +87,7 @@ async def test_a_client_that_does_not_go_on_loses_its_locks(server: Server) -> N
         await stopped.run([COMMIT])
 
 
-async def test_a_lock_that_its_holder_keeps_is_waited_for_until_the_timeout(
+async def test_waiting_for_a_lock_ends_with_the_timeout(
     server: Server,
 ) -> None:
     await _put(server, "a")
@@ -107,7 +107,7 @@ async def _keep_busy(connection: ModelConnection) -> None:
         await trio.sleep(1)
 
 
-async def test_a_call_goes_on_when_its_caller_has_left(server: Server) -> None:
+async def test_a_call_continues_when_its_caller_is_cancelled(server: Server) -> None:
     server.latency_s = 1.0
     connection = _connection(server)
 
@@ -118,7 +118,7 @@ async def test_a_call_goes_on_when_its_caller_has_left(server: Server) -> None:
     assert (await _read(server, "a")).rows == [("job",)]
 
 
-async def test_of_connections_lost_at_the_commit_some_have_committed(server: Server) -> None:
+async def test_a_connection_lost_during_commit_may_have_committed(server: Server) -> None:
     outcomes = set()
     async with _database(server) as database:
         store = PostgresStore(database, lambda: 0.0)

@@ -1,4 +1,4 @@
-"""Redis's whims, each of which is really there; and its scripts answer as a server's do."""
+"""Tests each fault of the model of Redis, and compares its scripts with a server's."""
 
 from __future__ import annotations
 
@@ -30,13 +30,15 @@ async def take(coordinator: Coordinator, cap: int = 10) -> list[LeaseId]:
     return await coordinator.acquire(JOB, RUN, count_max=1, cap=cap, ttl_s=60)
 
 
-async def test_it_may_be_away_for_minutes(world: World, autojump_clock: MockClock) -> None:
+async def test_redis_may_be_unavailable_for_minutes(
+    world: World, autojump_clock: MockClock
+) -> None:
     coordinator = a_coordinator(world)
-    world.suffers(RedisFaults(down_rate=1.0, down_s=(300.0, 300.0)))
+    world.set_faults(RedisFaults(down_rate=1.0, down_s=(300.0, 300.0)))
 
     with pytest.raises(Unavailable):
         await take(coordinator)
-    world.heals()
+    world.clear_faults()
     with pytest.raises(Unavailable):
         await take(coordinator)
     await trio.sleep(300)
@@ -50,7 +52,7 @@ async def test_a_failover_loses_the_last_writes(world: World, autojump_clock: Mo
     await take(coordinator)
     await trio.sleep(20)
     await take(coordinator)
-    world.suffers(RedisFaults(failover_rate=1.0, failover_lost_s=(10.0, 10.0)))
+    world.set_faults(RedisFaults(failover_rate=1.0, failover_lost_s=(10.0, 10.0)))
 
     count = await coordinator.count(RUN)
 
@@ -58,48 +60,48 @@ async def test_a_failover_loses_the_last_writes(world: World, autojump_clock: Mo
     assert world.fault_source.fired["redis.failover"] > 0
 
 
-async def test_two_primaries_give_more_than_the_cap_and_what_one_gave_is_lost(
+async def test_two_primaries_exceed_the_cap_and_the_leases_of_one_are_lost(
     world: World, autojump_clock: MockClock
 ) -> None:
-    several = [a_coordinator(world, seed) for seed in range(8)]
-    world.suffers(RedisFaults(split_rate=1.0, split_s=(30.0, 30.0)))
+    coordinators = [a_coordinator(world, seed) for seed in range(8)]
+    world.set_faults(RedisFaults(split_rate=1.0, split_s=(30.0, 30.0)))
 
-    leases = [lease for coordinator in several for lease in await take(coordinator, cap=1)]
-    world.heals()
+    leases = [lease for coordinator in coordinators for lease in await take(coordinator, cap=1)]
+    world.clear_faults()
     await trio.sleep(31)
 
     assert len(leases) == 2
-    assert len(await several[0].renew(leases, ttl_s=60)) == 1
+    assert len(await coordinators[0].renew(leases, ttl_s=60)) == 1
     assert world.fault_source.fired["redis.split"] == 1
 
 
 async def test_a_key_may_be_evicted(world: World) -> None:
     coordinator = a_coordinator(world)
     leases = await take(coordinator)
-    world.suffers(RedisFaults(evicted_rate=1.0))
+    world.set_faults(RedisFaults(evicted_rate=1.0))
 
     await coordinator.count(RUN)
     await coordinator.count(RUN)
-    world.heals()
+    world.clear_faults()
 
     assert await coordinator.renew(leases, ttl_s=60) == frozenset(leases)
 
 
 async def test_a_script_may_be_killed_before_it_writes(world: World) -> None:
     coordinator = a_coordinator(world)
-    world.suffers(RedisFaults(killed_rate=1.0))
+    world.set_faults(RedisFaults(killed_rate=1.0))
 
     with pytest.raises(Unavailable):
         await take(coordinator)
-    world.heals()
+    world.clear_faults()
 
     assert await coordinator.count(RUN) == 0
 
 
-async def test_it_may_be_slow(world: World, autojump_clock: MockClock) -> None:
+async def test_redis_may_be_slow(world: World, autojump_clock: MockClock) -> None:
     coordinator = a_coordinator(world)
     await take(coordinator)
-    world.suffers(RedisFaults(slow_rate=1.0, slow_s=(1.0, 1.0)))
+    world.set_faults(RedisFaults(slow_rate=1.0, slow_s=(1.0, 1.0)))
     start = trio.current_time()
 
     await coordinator.renew(await take(coordinator), ttl_s=60)
@@ -107,35 +109,35 @@ async def test_it_may_be_slow(world: World, autojump_clock: MockClock) -> None:
     assert trio.current_time() - start == 2.0
 
 
-async def test_signals_are_heard_until_a_listener_is_cut_off(
+async def test_signals_arrive_until_the_connection_of_a_listener_is_lost(
     world: World, autojump_clock: MockClock
 ) -> None:
-    heard: list[tuple[JobId, RunId]] = []
+    signals: list[tuple[JobId, RunId]] = []
 
-    async def hear(job_id: JobId, run_id: RunId, tasks: int) -> None:
-        heard.append((job_id, run_id))
+    async def record_signal(job_id: JobId, run_id: RunId, tasks: int) -> None:
+        signals.append((job_id, run_id))
 
     here, there = world.redis.link(), world.redis.link()
     listener = RedisChannel(here, space="s", owner="listener")
-    teller = RedisChannel(there, space="s", owner="teller")
+    sender = RedisChannel(there, space="s", owner="sender")
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(listener.listen_forever, hear)
+        nursery.start_soon(listener.listen_forever, record_signal)
         await trio.testing.wait_all_tasks_blocked()
 
-        await teller.tell(JOB, RUN)
+        await sender.tell(JOB, RUN)
         await trio.sleep(0.1)
-        world.suffers(RedisFaults(deaf_rate=1.0))
+        world.set_faults(RedisFaults(deaf_rate=1.0))
         for _ in range(5):
-            await teller.tell(JOB, RUN)
-        world.heals()
-        was_heard = len(heard)
-        await teller.tell(JOB, RUN)
+            await sender.tell(JOB, RUN)
+        world.clear_faults()
+        signals_before = len(signals)
+        await sender.tell(JOB, RUN)
         await trio.sleep(2.0)
-        await teller.tell(JOB, RUN)
+        await sender.tell(JOB, RUN)
         await trio.sleep(0.1)
 
-        assert 0 < was_heard < 6
-        assert len(heard) == was_heard + 1
+        assert 0 < signals_before < 6
+        assert len(signals) == signals_before + 1
         nursery.cancel_scope.cancel()
 
 
@@ -149,20 +151,20 @@ steps = st.tuples(
 @pytest.mark.slow
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(script=st.lists(steps, min_size=30, max_size=30))
-async def test_a_modelled_server_answers_as_a_real_one_does(
+async def test_the_model_answers_as_a_server_does(
     redis: str, script: list[tuple[str, int, int]]
 ) -> None:
     clock, space = ManualClock(), a_space()
     model = RedisModel(clock=clock, fault_source=FaultSource(random=Random(1)))
     async with open_link(redis) as link:
-        ours = await _told(model.link(), space, clock, script)
+        ours = await _run_script(model.link(), space, clock, script)
         clock.at = ManualClock().at
-        theirs = await _told(LinkAt(link, clock), space, clock, script)
+        theirs = await _run_script(LinkAt(link, clock), space, clock, script)
 
     assert ours == theirs
 
 
-async def _told(
+async def _run_script(
     link: RedisConnection, space: str, clock: ManualClock, script: list[tuple[str, int, int]]
 ) -> list[object]:
     coordinator = RedisCoordinator(link, Random(1), space=space)

@@ -1,4 +1,4 @@
-"""S3's whims, each of which is really there, and its links."""
+"""Tests each fault of the model of S3, and its presigned URLs."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from conveyor.simulation.models.fault_rates import S3Faults
 from tests.simulation.models.worlds import World
 
 
-async def test_it_may_ask_to_slow_down_and_do_nothing(world: World) -> None:
-    world.suffers(S3Faults(slow_down_rate=1.0))
+async def test_s3_may_refuse_a_call_with_slow_down(world: World) -> None:
+    world.set_faults(S3Faults(slow_down_rate=1.0))
 
     with pytest.raises(AwsError, match="SlowDown"):
         await world.s3("PutObject", Key="a", Body=b"x")
-    world.heals()
+    world.clear_faults()
 
     with pytest.raises(AwsError, match="NoSuchKey"):
         await world.s3("GetObject", Key="a")
 
 
-async def test_it_may_be_slow(world: World, autojump_clock: MockClock) -> None:
-    world.suffers(S3Faults(slow_rate=1.0, slow_s=(30.0, 30.0)))
+async def test_s3_may_be_slow(world: World, autojump_clock: MockClock) -> None:
+    world.set_faults(S3Faults(slow_rate=1.0, slow_s=(30.0, 30.0)))
     start = trio.current_time()
 
     await world.s3("PutObject", Key="a", Body=b"x")
@@ -32,20 +32,20 @@ async def test_it_may_be_slow(world: World, autojump_clock: MockClock) -> None:
     assert world.fault_source.fired["s3.slow"] == 1
 
 
-async def test_a_put_may_be_done_and_not_answered(world: World) -> None:
-    world.suffers(S3Faults(lost_put_rate=1.0))
+async def test_a_put_may_have_its_effect_without_an_answer(world: World) -> None:
+    world.set_faults(S3Faults(lost_put_rate=1.0))
 
     with pytest.raises(NoResponse):
         await world.s3("PutObject", Key="a", Body=b"x")
-    world.heals()
+    world.clear_faults()
 
     assert (await world.s3("GetObject", Key="a"))["Body"] == b"x"
 
 
-async def test_a_list_may_be_cut_short(world: World) -> None:
+async def test_a_list_may_be_truncated(world: World) -> None:
     for name in "abc":
         await world.s3("PutObject", Key=f"k/{name}", Body=b"x")
-    world.suffers(S3Faults(truncated_list_rate=1.0))
+    world.set_faults(S3Faults(truncated_list_rate=1.0))
 
     page = await world.s3("ListObjectsV2", Prefix="k/")
     rest = await world.s3("ListObjectsV2", ContinuationToken=page["NextContinuationToken"])
@@ -59,7 +59,7 @@ async def test_some_objects_may_not_be_deleted(world: World) -> None:
     names = [f"k/{number}" for number in range(10)]
     for name in names:
         await world.s3("PutObject", Key=name, Body=b"x")
-    world.suffers(S3Faults(undeleted_rate=0.5))
+    world.set_faults(S3Faults(undeleted_rate=0.5))
 
     objects = [{"Key": name} for name in names]
     answer = await world.s3("DeleteObjects", Delete={"Objects": objects, "Quiet": True})
@@ -73,7 +73,7 @@ async def test_some_objects_may_not_be_deleted(world: World) -> None:
 
 async def test_an_upload_in_parts_may_be_left_open(world: World) -> None:
     upload = await world.s3("CreateMultipartUpload", Key="a")
-    world.suffers(S3Faults(left_open_rate=1.0))
+    world.set_faults(S3Faults(left_open_rate=1.0))
 
     with pytest.raises(AwsError, match="ServiceUnavailable"):
         await world.s3("AbortMultipartUpload", Key="a", UploadId=upload["UploadId"])
@@ -83,9 +83,9 @@ async def test_an_upload_in_parts_may_be_left_open(world: World) -> None:
         await world.s3("GetObject", Key="a")
 
 
-async def test_a_read_may_break_off(world: World) -> None:
+async def test_a_read_may_be_interrupted(world: World) -> None:
     await world.s3("PutObject", Key="a", Body=b"x" * 1_000_000)
-    world.suffers(S3Faults(broken_read_rate=1.0))
+    world.set_faults(S3Faults(broken_read_rate=1.0))
     got: list[bytes] = []
 
     async def read() -> None:
@@ -98,7 +98,7 @@ async def test_a_read_may_break_off(world: World) -> None:
     assert world.fault_source.fired["s3.broken_read"] == 1
 
 
-async def test_a_read_goes_on_with_what_it_began_with(world: World) -> None:
+async def test_a_read_returns_the_object_that_existed_when_it_began(world: World) -> None:
     await world.s3("PutObject", Key="a", Body=b"old" * 100_000)
     request = {"Bucket": "bodies", "Key": "a"}
 
@@ -109,7 +109,7 @@ async def test_a_read_goes_on_with_what_it_began_with(world: World) -> None:
     assert body == b"old" * 100_000
 
 
-async def test_conditions_of_writes_hold(world: World) -> None:
+async def test_conditional_writes_are_checked(world: World) -> None:
     first = await world.s3("PutObject", Key="a", Body=b"x", IfNoneMatch="*")
 
     with pytest.raises(AwsError, match="PreconditionFailed"):
@@ -121,7 +121,7 @@ async def test_conditions_of_writes_hold(world: World) -> None:
     assert (await world.s3("GetObject", Key="a"))["Body"] == b"y"
 
 
-async def test_a_link_is_good_for_what_it_says_until_it_expires(
+async def test_a_presigned_url_allows_its_request_until_it_expires(
     world: World, autojump_clock: MockClock
 ) -> None:
     blobs = (await world.engine()).blobs

@@ -1,4 +1,4 @@
-"""SQS's whims, each of which is really there."""
+"""Tests each fault of the model of SQS."""
 
 from __future__ import annotations
 
@@ -42,23 +42,23 @@ def bodies(messages: list[Any]) -> list[str]:
     return [message["Body"] for message in messages]
 
 
-async def test_a_message_may_be_delivered_twice_at_once(world: World) -> None:
+async def test_a_message_may_be_delivered_twice(world: World) -> None:
     await a_queue(world, "a")
-    world.suffers(SqsFaults(duplicate_rate=1.0))
+    world.set_faults(SqsFaults(duplicate_rate=1.0))
 
     assert bodies([*await receive(world), *await receive(world)]) == ["a", "a"]
     assert world.fault_source.fired["sqs.duplicate"] == 2
 
 
-async def test_a_deleted_message_may_come_back_once_more(
+async def test_a_deleted_message_may_be_delivered_once_more(
     world: World, autojump_clock: MockClock
 ) -> None:
     await a_queue(world, "a")
     messages = await receive(world)
-    world.suffers(SqsFaults(undead_rate=1.0))
+    world.set_faults(SqsFaults(undead_rate=1.0))
 
     answer = await delete(world, *messages)
-    world.heals()
+    world.clear_faults()
     await trio.sleep(60)
 
     assert answer["Failed"] == []
@@ -66,10 +66,10 @@ async def test_a_deleted_message_may_come_back_once_more(
     assert world.fault_source.fired["sqs.undead"] == 1
 
 
-async def test_messages_come_out_of_order(world: World) -> None:
+async def test_messages_may_be_delivered_out_of_order(world: World) -> None:
     sent = [str(number) for number in range(10)]
     await a_queue(world, *sent)
-    world.suffers(SqsFaults(reordered_rate=1.0))
+    world.set_faults(SqsFaults(reordered_rate=1.0))
 
     received = bodies(await receive(world))
 
@@ -77,26 +77,26 @@ async def test_messages_come_out_of_order(world: World) -> None:
     assert sorted(received) == sent
 
 
-async def test_an_empty_answer_may_be_false(world: World) -> None:
+async def test_a_receive_may_be_empty_although_there_are_messages(world: World) -> None:
     await a_queue(world, "a")
-    world.suffers(SqsFaults(false_empty_rate=1.0))
+    world.set_faults(SqsFaults(false_empty_rate=1.0))
 
     empty = await receive(world)
-    world.heals()
+    world.clear_faults()
 
     assert [empty, bodies(await receive(world))] == [[], ["a"]]
     assert world.fault_source.fired["sqs.false_empty"] == 1
 
 
-async def test_a_lost_receive_hides_its_messages_until_their_time(
+async def test_a_lost_receive_hides_its_messages_until_their_visibility_timeout(
     world: World, autojump_clock: MockClock
 ) -> None:
     await a_queue(world, "a")
-    world.suffers(SqsFaults(lost_receive_rate=1.0))
+    world.set_faults(SqsFaults(lost_receive_rate=1.0))
 
     with pytest.raises(NoResponse):
         await receive(world, VisibilityTimeout=30)
-    world.heals()
+    world.clear_faults()
 
     assert await receive(world) == []
     await trio.sleep(30)
@@ -104,13 +104,13 @@ async def test_a_lost_receive_hides_its_messages_until_their_time(
     assert message["Attributes"]["ApproximateReceiveCount"] == "2"
 
 
-async def test_a_stale_receipt_is_accepted_and_does_nothing(
+async def test_a_stale_receipt_is_accepted_without_effect(
     world: World, autojump_clock: MockClock
 ) -> None:
     await a_queue(world, "a")
     old = await receive(world, VisibilityTimeout=1)
     await trio.sleep(1)
-    world.suffers(SqsFaults(stale_receipt_rate=1.0))
+    world.set_faults(SqsFaults(stale_receipt_rate=1.0))
 
     lapsed = await delete(world, *old)
     new = await receive(world, VisibilityTimeout=1)
@@ -122,9 +122,9 @@ async def test_a_stale_receipt_is_accepted_and_does_nothing(
     assert world.fault_source.fired["sqs.stale_receipt"] == 2
 
 
-async def test_visibility_is_kept_give_or_take(world: World, autojump_clock: MockClock) -> None:
+async def test_visibility_timeouts_vary_by_a_tenth(world: World, autojump_clock: MockClock) -> None:
     await a_queue(world, *map(str, range(10)))
-    world.suffers(SqsFaults(visibility_drift=0.1))
+    world.set_faults(SqsFaults(visibility_drift=0.1))
     await receive(world, VisibilityTimeout=100)
 
     counts = []
@@ -137,10 +137,10 @@ async def test_visibility_is_kept_give_or_take(world: World, autojump_clock: Moc
     assert sum(counts) == 10
 
 
-async def test_a_new_queue_may_not_be_seen_for_two_seconds(
+async def test_a_new_queue_may_be_invisible_for_two_seconds(
     world: World, autojump_clock: MockClock
 ) -> None:
-    world.suffers(SqsFaults(unseen_rate=1.0, unseen_s=(2.0, 2.0)))
+    world.set_faults(SqsFaults(unseen_rate=1.0, unseen_s=(2.0, 2.0)))
 
     await world.sqs("CreateQueue", QueueName="q", Attributes=RUN_ATTRIBUTES)
     with pytest.raises(AwsError, match="QueueDoesNotExist"):
@@ -150,11 +150,11 @@ async def test_a_new_queue_may_not_be_seen_for_two_seconds(
     await world.sqs("SendMessage", **QUEUE, MessageBody="a")
 
 
-async def test_a_removed_queue_may_take_sends_for_a_minute_and_keeps_none(
+async def test_a_removed_queue_may_accept_and_lose_sends_for_a_minute(
     world: World, autojump_clock: MockClock
 ) -> None:
     await a_queue(world)
-    world.suffers(SqsFaults(ghost_rate=1.0, ghost_s=(60.0, 60.0)))
+    world.set_faults(SqsFaults(ghost_rate=1.0, ghost_s=(60.0, 60.0)))
     await world.sqs("DeleteQueue", **QUEUE)
 
     await world.sqs("SendMessage", **QUEUE, MessageBody="a")
@@ -168,9 +168,9 @@ async def test_a_removed_queue_may_take_sends_for_a_minute_and_keeps_none(
     assert await receive(world) == []
 
 
-async def test_no_more_may_be_in_flight_than_the_limit(world: World) -> None:
+async def test_a_receive_beyond_the_limit_of_messages_in_flight_is_refused(world: World) -> None:
     await a_queue(world, *map(str, range(12)))
-    world.suffers(SqsFaults(in_flight_max=10))
+    world.set_faults(SqsFaults(in_flight_max=10))
     await receive(world)
 
     with pytest.raises(AwsError, match="OverLimit"):
@@ -178,22 +178,24 @@ async def test_no_more_may_be_in_flight_than_the_limit(world: World) -> None:
     assert world.fault_source.fired["sqs.over_limit"] == 1
 
 
-async def test_messages_go_when_they_are_too_old(world: World, autojump_clock: MockClock) -> None:
+async def test_messages_expire_after_the_retention_time(
+    world: World, autojump_clock: MockClock
+) -> None:
     await a_queue(world, "a")
-    world.suffers(SqsFaults(retention_s_max=100.0))
+    world.set_faults(SqsFaults(retention_s_max=100.0))
     await trio.sleep(101)
 
     assert await receive(world) == []
     assert world.fault_source.fired["sqs.retention"] == 1
 
 
-async def test_a_batch_may_be_taken_in_part(world: World) -> None:
+async def test_a_part_of_a_batch_may_be_accepted(world: World) -> None:
     await a_queue(world)
-    world.suffers(SqsFaults(partial_batch_rate=0.5))
+    world.set_faults(SqsFaults(partial_batch_rate=0.5))
     entries = [{"Id": str(number), "MessageBody": str(number)} for number in range(10)]
 
     answer = await world.sqs("SendMessageBatch", **QUEUE, Entries=entries)
-    world.heals()
+    world.clear_faults()
 
     taken = {entry["Id"] for entry in answer["Successful"]}
     assert 0 < len(taken) < 10
@@ -206,11 +208,11 @@ async def test_a_long_poll_ends_with_the_first_message(
 ) -> None:
     await a_queue(world)
     start = trio.current_time()
-    heard: list[tuple[float, list[str]]] = []
+    polls: list[tuple[float, list[str]]] = []
 
     async def listen() -> None:
         messages = await receive(world, WaitTimeSeconds=20)
-        heard.append((trio.current_time() - start, bodies(messages)))
+        polls.append((trio.current_time() - start, bodies(messages)))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(listen)
@@ -218,10 +220,10 @@ async def test_a_long_poll_ends_with_the_first_message(
         await world.sqs("SendMessage", **QUEUE, MessageBody="a")
     await listen()
 
-    assert heard == [(5.0, ["a"]), (25.0, [])]
+    assert polls == [(5.0, ["a"]), (25.0, [])]
 
 
-async def test_what_nobody_can_use_ends_up_on_the_dead_queue(
+async def test_a_message_that_is_never_deleted_is_moved_to_the_dead_letter_queue(
     world: World, autojump_clock: MockClock
 ) -> None:
     control = {"QueueUrl": f"{URL}conveyor-control"}
@@ -235,10 +237,10 @@ async def test_what_nobody_can_use_ends_up_on_the_dead_queue(
     assert bodies((await world.sqs("ReceiveMessage", **dead))["Messages"]) == ["a"]
 
 
-async def test_what_others_send_to_a_queue_of_ours_is_put_away(world: World) -> None:
+async def test_foreign_messages_on_a_run_queue_are_discarded(world: World) -> None:
     queue = (await world.engine()).queue
     await queue.open_run(RUN)
-    world.suffers(SqsFaults(garbage_rate=1.0))
+    world.set_faults(SqsFaults(garbage_rate=1.0))
     refs = [TaskRef(JOB, RUN, TaskId(a_ulid(number)), 0) for number in range(20)]
 
     await queue.send(refs)
@@ -249,4 +251,7 @@ async def test_what_others_send_to_a_queue_of_ours_is_put_away(world: World) -> 
     assert world.fault_source.fired["sqs.garbage"] >= 20
     assert {message.ref for message in messages} == set(refs)
     left = await queue.depth(RUN)
-    assert (left.visible, left.hidden) <= (0, 25)  # What another release may have sent stays.
+    assert (left.visible, left.hidden) <= (
+        0,
+        25,
+    )  # Messages that another release may have sent stay.

@@ -1,4 +1,4 @@
-"""Worlds for tests of the models: virtual time, a seed, and a pessimism that a test may change."""
+"""Worlds for tests of the models: virtual time, a seed, and faults that a test may change."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TABLE, BUCKET = NAMES.table, NAMES.bucket
 
 
 class TrioClock:
-    """Wall time that passes as Trio's does."""
+    """A clock whose wall time advances with Trio's."""
 
     def now(self) -> float:
         return T0 + trio.current_time()
@@ -38,7 +38,7 @@ class TrioClock:
 
 @dataclass(slots=True)
 class World:
-    """One world; every engine in it is a process of its own."""
+    """The models of all services. Each engine is like a separate process."""
 
     seed: int = 1
     clock: TrioClock = field(default_factory=TrioClock)
@@ -62,8 +62,8 @@ class World:
             self.client(), self.aws, NAMES, clock=self.clock, random=Random(number)
         )
 
-    def suffers(self, *faults: Faults) -> None:
-        """From now on these, and no others."""
+    def set_faults(self, *faults: Faults) -> None:
+        """Replaces the current faults by these."""
         kinds: dict[type, str] = {
             CallFaults: "calls",
             DynamoFaults: "dynamodb",
@@ -73,7 +73,7 @@ class World:
         }
         self.fault_source.pessimism = FaultRates(**{kinds[type(fault)]: fault for fault in faults})  # type: ignore[arg-type]
 
-    def heals(self) -> None:
+    def clear_faults(self) -> None:
         self.fault_source.pessimism = CALM
 
     async def dynamodb(self, operation: str, **params: Any) -> dict[str, Any]:
