@@ -1,4 +1,4 @@
-"""Budgets: amounts of money, what can be paid for, and the changes that move it."""
+"""Budgets: amounts of money, which calls can be paid for, and the changes that move amounts."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.builders import a_share
         ("999999999.999999", 999_999_999_999_999),
     ],
 )
-def test_money_is_read_exactly_and_rounded_up(text: str, micros: int) -> None:
+def test_money_is_parsed_exactly_and_rounded_up(text: str, micros: int) -> None:
     assert micros_from(text) == micros
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "nan", "inf", "1e9", "1,5", "0x10"])
-def test_what_is_no_sane_amount_is_none(text: str) -> None:
+def test_text_that_is_not_a_plain_amount_is_not_parsed(text: str) -> None:
     assert micros_from(text) is None
 
 
@@ -39,13 +39,13 @@ def test_what_is_no_sane_amount_is_none(text: str) -> None:
         ([], 3, []),
     ],
 )
-def test_calls_are_paid_for_in_their_order_while_there_is_room(
+def test_calls_are_paid_for_in_order_while_the_budget_has_room(
     prices: list[int], room: int, paid: list[bool]
 ) -> None:
     assert reservation.affordable(prices, room) == paid
 
 
-def test_taking_more_needs_a_budget_that_has_it_and_carries_the_number_of_the_change() -> None:
+def test_a_reservation_grows_under_its_sequence_number_only_if_the_budget_has_enough_left() -> None:
     share, budget = reservation.resize(a_share(taken=10, seq=3), taken=35).writes
 
     assert isinstance(share, Update)
@@ -54,28 +54,28 @@ def test_taking_more_needs_a_budget_that_has_it_and_carries_the_number_of_the_ch
     assert (budget.guard, budget.deltas) == (Guard(at_least=("left", 25)), {"left": -25})
 
 
-def test_giving_back_is_never_refused_by_the_budget() -> None:
+def test_returning_an_amount_to_the_budget_is_never_refused() -> None:
     _, budget = reservation.resize(a_share(taken=35, seq=4), taken=10).writes
 
     assert isinstance(budget, Update)
     assert (budget.guard, budget.deltas) == (ANY, {"left": 25})
 
 
-def test_what_was_spent_is_booked_even_below_zero() -> None:
+def test_a_forced_resize_takes_from_the_budget_without_a_condition() -> None:
     _, budget = reservation.force_resize(a_share(taken=10), taken=40).writes
 
     assert isinstance(budget, Update)
     assert (budget.guard, budget.deltas) == (ANY, {"left": -30})
 
 
-def test_the_first_payment_opens_the_share() -> None:
+def test_the_first_resize_inserts_the_reservation() -> None:
     share, _ = reservation.resize(a_share(seq=0), taken=5).writes
 
     assert isinstance(share, Insert)
     assert share.row == a_share(taken=5, seq=1)
 
 
-def test_a_price_is_told_in_the_unit_of_the_budget() -> None:
+def test_a_price_is_stated_in_the_unit_of_the_budget() -> None:
     price = Price(credits=25, cost_micros=6_900)
 
     assert (price.in_unit(Unit.CREDITS), price.in_unit(Unit.COST)) == (25, 6_900)

@@ -60,7 +60,7 @@ def test_the_rows_of_a_run_are_deleted_before_the_run() -> None:
         (Guard(status_in=frozenset()), False),
     ],
 )
-def test_a_guard_holds_if_all_of_its_facts_do(guard: Guard, expected: bool) -> None:
+def test_a_guard_holds_only_if_all_of_its_conditions_do(guard: Guard, expected: bool) -> None:
     assert holds(guard, a_run(sweep_at=T0, ended_at=None)) is expected
 
 
@@ -99,7 +99,7 @@ def test_an_update_of_a_damaged_task_is_stale_although_its_guard_holds() -> None
     )
 
 
-def test_a_settle_counts_without_any_condition_but_the_state_of_the_counters() -> None:
+def test_the_count_of_a_settle_is_guarded_by_counter_states_only() -> None:
     flip, stats = update(a_task(), attempts=1), a_stats()
 
     with pytest.raises(AssertionError):

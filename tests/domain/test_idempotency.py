@@ -1,4 +1,4 @@
-"""What a key means when it comes: the whole table of who came before and how it went."""
+"""What an idempotency key means when it arrives: every state of its stored record."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def record(**fields: Any) -> IdempotencyRecord:
 @pytest.mark.parametrize(
     ("stored_record", "verdict"),
     [
-        pytest.param(None, First(), id="nobody came before"),
+        pytest.param(None, First(), id="no record"),
         pytest.param(record(expires_at=T0 - 1), First(), id="expired"),
         pytest.param(record(expires_at=T0 - 1, **ANSWERED), First(), id="expired with an answer"),
         pytest.param(
@@ -54,17 +54,17 @@ def record(**fields: Any) -> IdempotencyRecord:
         ),
         pytest.param(record(claimed_until=T0 + 0.5), InProgress(0.5), id="almost lapsed"),
         pytest.param(record(claimed_until=T0 - 1), First(), id="its owner was lost"),
-        pytest.param(record(claimed_until=0.0), First(), id="let go"),
+        pytest.param(record(claimed_until=0.0), First(), id="released"),
     ],
 )
-def test_a_key_is_judged_by_who_came_before(
+def test_the_verdict_on_a_key_follows_from_its_stored_record(
     stored_record: IdempotencyRecord | None, verdict: KeyVerdict
 ) -> None:
     assert idempotency.decide(stored_record, REQUEST, now=T0) == verdict
 
 
 @pytest.mark.parametrize("field", ["expires_at", "claimed_until"])
-def test_the_instant_itself_is_not_over_yet(field: str) -> None:
+def test_a_record_is_still_valid_at_the_instant_of_its_expiry(field: str) -> None:
     claimed = {"claimed_until": T0 + 5, "expires_at": T0 + 5, field: T0}
 
     verdict = idempotency.decide(record(**claimed), REQUEST, now=T0)
@@ -73,7 +73,7 @@ def test_the_instant_itself_is_not_over_yet(field: str) -> None:
     assert verdict.retry_after_s >= 0
 
 
-def test_a_fresh_claim_mints_its_subject_and_may_replace_an_expired_record() -> None:
+def test_a_first_claim_mints_its_subject_and_may_replace_an_expired_record() -> None:
     (write,) = idempotency.claim_key(REQUEST, None, subject="S", owner="me", now=T0).writes
 
     assert isinstance(write, Insert)
@@ -89,7 +89,7 @@ def test_a_fresh_claim_mints_its_subject_and_may_replace_an_expired_record() -> 
     )
 
 
-def test_a_take_over_keeps_the_subject_and_needs_a_lapsed_claim() -> None:
+def test_taking_over_a_lapsed_claim_keeps_the_subject() -> None:
     lost = record(claimed_until=T0 - 1)
 
     (write,) = idempotency.claim_key(REQUEST, lost, subject="S", owner="me", now=T0).writes
@@ -100,7 +100,7 @@ def test_a_take_over_keeps_the_subject_and_needs_a_lapsed_claim() -> None:
     assert write.values == {"owner": "me", "claimed_until": T0 + limits.IDEMPOTENCY_CLAIM_S}
 
 
-def test_the_first_answer_stands() -> None:
+def test_a_stored_answer_is_never_overwritten() -> None:
     (write,) = idempotency.answer(REQUEST, 201, "{}").writes
 
     assert isinstance(write, Update)
@@ -109,7 +109,7 @@ def test_the_first_answer_stands() -> None:
     assert write.values == ANSWERED
 
 
-def test_only_its_owner_lets_go_of_an_unanswered_key() -> None:
+def test_a_release_needs_the_owner_and_an_unanswered_key() -> None:
     record = a_record(owner="me", claimed_until=T0 + 9)
 
     (write,) = idempotency.release(record).writes
@@ -133,7 +133,7 @@ def test_a_key_is_scoped_by_caller_method_and_path(part: str) -> None:
 
 
 @given(st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=128))
-def test_any_printable_ascii_of_a_fair_length_is_a_key(key: str) -> None:
+def test_printable_ascii_of_a_bounded_length_is_a_key(key: str) -> None:
     assert idempotency.check_key(key) == key
 
 
@@ -146,7 +146,7 @@ def test_other_text_is_not_a_key(key: str) -> None:
 
 
 @given(st.binary(), st.binary())
-def test_other_bytes_have_another_fingerprint(one: bytes, other: bytes) -> None:
+def test_different_bodies_have_different_fingerprints(one: bytes, other: bytes) -> None:
     prints = idempotency.fingerprint(one), idempotency.fingerprint(other)
 
     assert (prints[0] == prints[1]) is (one == other)

@@ -1,4 +1,4 @@
-"""Identities: ULIDs that sort by time, and ids that are functions of what they name."""
+"""Ids: ULIDs that sort by time, and ids that are derived from what they name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ instants = st.floats(0, 4_000_000_000, allow_nan=False)
 
 
 @given(instants, st.integers())
-def test_a_ulid_tells_when_it_was_minted(at: float, seed: int) -> None:
+def test_a_ulid_contains_the_time_it_was_minted_at(at: float, seed: int) -> None:
     assert ids.minted_at(ids.mint_ulid(at, Random(seed))) == int(at * 1000) / 1000
 
 
@@ -36,7 +36,7 @@ def test_ulids_sort_by_the_millisecond_they_were_minted_in(
 
 
 @given(instants, st.integers())
-def test_what_is_minted_is_a_ulid(instant: float, seed: int) -> None:
+def test_a_minted_id_is_a_valid_ulid(instant: float, seed: int) -> None:
     ulid = ids.mint_ulid(instant, Random(seed))
 
     assert ids.is_ulid(ulid)
@@ -69,12 +69,12 @@ def test_the_random_part_of_a_ulid_uses_all_its_bits() -> None:
         "../" + "0" * 23,
     ],
 )
-def test_other_text_is_no_ulid(text: str) -> None:
+def test_invalid_text_is_no_ulid(text: str) -> None:
     assert not ids.is_ulid(text)
 
 
 @pytest.mark.parametrize("text", ["", "a" * 129, "a b", "a/b", "a#b", "a%00", "ä", "a\n"])
-def test_other_text_is_no_task_id(text: str) -> None:
+def test_invalid_text_is_no_task_id(text: str) -> None:
     assert not ids.is_task_id(text)
 
 
@@ -90,7 +90,7 @@ def test_a_task_id_is_a_function_of_run_batch_and_index(index: int) -> None:
     assert re.match(ids.TASK_ID_PATTERN, identity)
 
 
-def test_a_caller_is_named_without_the_key_and_only_under_one_secret() -> None:
+def test_a_caller_id_does_not_contain_the_key_and_depends_on_the_secret() -> None:
     caller = ids.caller_id("api-key", b"secret")
 
     assert "api-key" not in caller

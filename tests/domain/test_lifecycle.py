@@ -1,4 +1,5 @@
-"""Every pair of status and event, legal or not, and what is read off the counters."""
+"""Every pair of status and event, legal or not, and the status that is derived from the
+counters."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from conveyor.domain.model import (
 )
 from tests.builders import T0, a_run
 
-# Written out by hand, so that a slip in a table shows up as a difference.
+# This is written by hand, so that a mistake in a table shows as a difference.
 LEGAL: dict[str, tuple[type[StrEnum], lifecycle.Table[Any, Any], set[str]]] = {
     "job": (
         JobStatus,
@@ -122,7 +123,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("name", "status", "event"), PAIRS)
-def test_every_pair_of_status_and_event_is_legal_or_refused_as_written(
+def test_every_pair_of_status_and_event_is_legal_or_refused_as_listed(
     name: str, status: StrEnum, event: str
 ) -> None:
     _, table, legal = LEGAL[name]
@@ -154,7 +155,7 @@ def test_every_event_of_a_machine_has_a_row(
     assert set(table) == set(events)
 
 
-def test_a_terminal_status_has_no_way_out_but_deletion() -> None:
+def test_a_terminal_status_can_only_change_to_deleted() -> None:
     for table, terminal in (
         (lifecycle.RUN, lifecycle.RUN_TERMINAL),
         (lifecycle.TASK, lifecycle.TASK_TERMINAL),
@@ -163,7 +164,7 @@ def test_a_terminal_status_has_no_way_out_but_deletion() -> None:
             assert event == "deleted" or not starts & terminal
 
 
-def test_the_named_sets_divide_their_statuses() -> None:
+def test_the_sets_of_statuses_have_the_expected_members() -> None:
     assert set(RunStatus) == lifecycle.RUN_LIVE | lifecycle.RUN_TERMINAL
     assert not lifecycle.RUN_LIVE & lifecycle.RUN_TERMINAL
     assert {RunStatus.RUNNING, RunStatus.PENDING} == lifecycle.RUN_LIVE
@@ -192,7 +193,7 @@ def test_the_named_sets_divide_their_statuses() -> None:
         pytest.param({"status": RunStatus.COMPLETED}, False, False, False, id="completed"),
     ],
 )
-def test_the_joint_rules_of_a_run(
+def test_a_run_accepts_settles_and_lists_according_to_its_fields(
     fields: dict[str, Any], accepts_settles: bool, accepts_lists: bool, is_stopping: bool
 ) -> None:
     run = a_run(**fields)
@@ -202,7 +203,7 @@ def test_the_joint_rules_of_a_run(
     assert lifecycle.is_stopping(run) is is_stopping
 
 
-def test_an_open_run_with_nothing_left_to_do_is_seen_as_pending() -> None:
+def test_an_open_run_with_no_tasks_left_is_shown_as_pending() -> None:
     run = a_run(total=3)
 
     assert lifecycle.displayed_status(run, Totals(done=3)) is RunStatus.PENDING
@@ -216,16 +217,14 @@ def test_an_open_run_with_nothing_left_to_do_is_seen_as_pending() -> None:
         pytest.param({"total": 3, "last_batch_received": True}, 3, id="no more can come"),
     ],
 )
-def test_a_live_run_with_something_left_is_seen_as_running(
-    fields: dict[str, Any], done: int
-) -> None:
+def test_a_live_run_with_tasks_left_is_shown_as_running(fields: dict[str, Any], done: int) -> None:
     run = a_run(**fields)
 
     assert lifecycle.displayed_status(run, Totals(done=done)) is RunStatus.RUNNING
 
 
 @pytest.mark.parametrize("status", sorted(lifecycle.RUN_TERMINAL))
-def test_an_ended_run_is_seen_as_it_ended(status: RunStatus) -> None:
+def test_an_ended_run_is_shown_with_its_final_status(status: RunStatus) -> None:
     run = a_run(status=status, ended_at=T0)
 
     assert lifecycle.displayed_status(run, Totals()) is status
@@ -240,7 +239,7 @@ def test_an_ended_run_is_seen_as_it_ended(status: RunStatus) -> None:
         (False, 0, 5, False),
     ],
 )
-def test_a_run_is_complete_when_all_is_in_and_all_is_done(
+def test_a_run_is_complete_when_all_tasks_are_admitted_and_done(
     is_last: bool, open_batches: int, done: int, expected: bool
 ) -> None:
     run = a_run(total=5, last_batch_received=is_last, open_batches=open_batches)
@@ -252,7 +251,7 @@ def test_a_closed_run_without_tasks_is_complete() -> None:
     assert lifecycle.is_complete(a_run(last_batch_received=True), Totals())
 
 
-def test_a_diagram_shows_every_transition_once() -> None:
+def test_a_diagram_contains_every_transition_once() -> None:
     for _, table, legal in LEGAL.values():
         lines = lifecycle.mermaid(table).splitlines()
 
@@ -268,7 +267,7 @@ def test_a_diagram_shows_every_transition_once() -> None:
 
 
 @pytest.mark.parametrize("event", [TaskEvent.EXTENDED, TaskEvent.RELEASED, TaskEvent.SUCCEEDED])
-def test_only_a_first_delivery_acts_on_a_pending_task(event: TaskEvent) -> None:
+def test_only_a_first_delivery_settles_or_releases_a_pending_task(event: TaskEvent) -> None:
     first = lifecycle.sources_under_claim(event, 0)
     later = lifecycle.sources_under_claim(event, 1)
 

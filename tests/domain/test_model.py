@@ -24,9 +24,9 @@ def test_totals_are_the_sum_over_shards() -> None:
     )
 
 
-def test_no_rows_make_totals_of_nought() -> None:
+def test_the_totals_of_no_rows_are_zero() -> None:
     assert sum_stats([]) == Totals()
 
 
-def test_every_reason_for_failure_has_a_counter() -> None:
+def test_every_failure_reason_has_a_counter() -> None:
     assert {reason.value for reason in FailureReason} <= set(ShardCounters.__struct_fields__)

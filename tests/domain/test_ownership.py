@@ -1,4 +1,4 @@
-"""Ownership: every subject has owners, few of them move, and old reports make nobody wait."""
+"""Ownership: every subject has owners, few of them move, and old reports exclude no worker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ fleets = st.frozensets(names, min_size=1, max_size=12)
 
 
 @given(fleets, names, st.integers(1, 15))
-def test_the_first_workers_of_the_order_own_a_subject(
+def test_the_first_workers_in_rank_order_own_a_subject(
     workers: frozenset[str], subject: str, count: int
 ) -> None:
     live = LiveWorkers(workers, seen_at=0.0)
@@ -28,7 +28,7 @@ def test_the_first_workers_of_the_order_own_a_subject(
 
 
 @given(fleets, names, names, st.integers(1, 5))
-def test_a_worker_that_leaves_moves_only_what_it_owned(
+def test_a_worker_that_joins_or_leaves_changes_only_its_own_subjects(
     workers: frozenset[str], subject: str, newcomer: str, count: int
 ) -> None:
     before = set(owners_of(subject, workers - {newcomer}, count=count))
@@ -38,7 +38,7 @@ def test_a_worker_that_leaves_moves_only_what_it_owned(
 
 
 @given(fleets, names)
-def test_a_worker_that_nobody_has_reported_yet_counts_itself(
+def test_a_worker_that_is_not_reported_yet_counts_itself(
     workers: frozenset[str], subject: str
 ) -> None:
     own = "not reported"
@@ -51,7 +51,7 @@ def test_a_worker_that_nobody_has_reported_yet_counts_itself(
 
 @pytest.mark.parametrize("now", [limits.PRESENCE_TTL_S, 1e9, -1.0])
 @given(fleets, names, names)
-def test_old_reports_leave_every_worker_an_owner(
+def test_every_worker_is_an_owner_while_reports_are_outdated_or_missing(
     now: float, workers: frozenset[str], worker: str, subject: str
 ) -> None:
     assert is_owner(worker, subject, LiveWorkers(workers, seen_at=0.0), now=now)
@@ -70,7 +70,7 @@ def test_old_reports_leave_every_worker_an_owner(
         (3, 100, 1, 3),
     ],
 )
-def test_a_run_wants_as_many_workers_as_its_tasks_can_use(
+def test_a_run_gets_as_many_owners_as_its_tasks_can_use(
     tasks: int, cap: int, slots: int, wanted: int
 ) -> None:
     assert owners_wanted(tasks=tasks, cap=cap, slots=slots) == wanted

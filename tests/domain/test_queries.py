@@ -1,4 +1,4 @@
-"""Cursors say where to go on, to those they were made for, and to nobody else."""
+"""Cursors continue the list that they were made for, and no other."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def is_refused(cursor: str, scope: str = SCOPE) -> bool:
 
 
 @given(st.text(max_size=64).filter(bool).filter(lambda text: text.isprintable()))
-def test_a_cursor_gives_back_the_position_it_was_made_from(position: str) -> None:
+def test_a_cursor_returns_the_position_it_was_made_from(position: str) -> None:
     cursor = make_cursor(position, scope=SCOPE, sign=sign)
 
     assert read_cursor(cursor, scope=SCOPE, sign=sign) == position
@@ -48,14 +48,14 @@ def test_a_cursor_with_any_bit_flipped_is_refused(position: str, data: st.DataOb
 
 
 @given(st.text(max_size=80))
-def test_text_that_nobody_made_here_is_refused(text: str) -> None:
+def test_text_that_this_service_did_not_sign_is_refused(text: str) -> None:
     assert is_refused(text)
 
 
 @pytest.mark.parametrize(
     "scope", ["other|job|run|all", "caller|other|run|all", "caller|job|run|failed"]
 )
-def test_a_cursor_is_good_for_its_own_list_only(scope: str) -> None:
+def test_a_cursor_is_valid_for_its_own_list_only(scope: str) -> None:
     cursor = make_cursor("abc", scope=scope, sign=sign)
 
     assert not is_refused(cursor, scope)
@@ -73,7 +73,7 @@ def test_a_cursor_is_good_for_its_own_list_only(scope: str) -> None:
         pytest.param(lambda _: "v1..", id="without a position"),
     ],
 )
-def test_a_cursor_has_one_spelling(change: object) -> None:
+def test_a_cursor_has_one_valid_spelling(change: object) -> None:
     assert callable(change)
 
     assert is_refused(change(make_cursor("abc", scope=SCOPE, sign=sign)))

@@ -1,4 +1,4 @@
-"""Nominal times: against a walk through every minute of UTC, and at the corners one by one."""
+"""Nominal times of schedules, compared with a walk through every minute of UTC, and edge cases."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from conveyor.domain.schedule import (
 )
 from tests.builders import T0, a_schedule
 
-# Changes of an hour, of half an hour, of two hours, at midnight, in both halves of the world, twice
-# within a month, and of a whole day; and some that never change.
+# Clock changes of an hour, half an hour, two hours and a whole day, at midnight, in both
+# hemispheres, and twice within a month; and zones without changes.
 ZONES = (
     "Africa/Casablanca",
     "America/Havana",
@@ -59,7 +59,7 @@ Matches = Callable[[datetime], bool]
 
 @cache
 def changes_of(zone: str, year: int) -> tuple[datetime, ...]:
-    """Hours of this year in which the zone's clocks change."""
+    """The hours of this year in which the zone's clocks change."""
     start, info = datetime(year, 1, 1, tzinfo=UTC), ZoneInfo(zone)
     hours = [start + timedelta(hours=hour) for hour in range(366 * 24)]
     offsets = [hour.astimezone(info).utcoffset() for hour in hours]
@@ -67,15 +67,15 @@ def changes_of(zone: str, year: int) -> tuple[datetime, ...]:
 
 
 def walk(start: datetime, zone: str) -> Minutes:
-    """Every minute of some days, with what a clock on the wall shows; looked up, never computed."""
+    """Every minute of some days with the local time, looked up and never computed."""
     info = ZoneInfo(zone)
     instants = (start + n * MINUTE for n in range(HOURS * 60))
     return [(at.timestamp(), at.astimezone(info).replace(tzinfo=None)) for at in instants]
 
 
 def expected(minutes: Minutes, matches: Matches) -> list[float]:
-    """The first showing of every time on the wall that matches; and, for one that no clock showed,
-    the moment that is as much later as the clocks were put forward."""
+    """The first instant of every matching local time. For a local time that is skipped: the instant
+    later by the amount that the clocks were set forward."""
     by_local_time: dict[datetime, float] = {}
     instants: set[float] = set()
     for at, wall in minutes:
@@ -100,7 +100,7 @@ def all_between(rule: Rule, after: float, until: float) -> Iterator[float]:
 
 @st.composite
 def windows(draw: st.DrawFn) -> tuple[str, datetime]:
-    """Some days in some zone: around a change of clocks, the end of a month, or anywhere."""
+    """Some days in some zone: around a change of clocks, at the end of a month, or anywhere."""
     zone, year = draw(st.sampled_from(ZONES)), draw(st.integers(2004, 2036))
     corners = [datetime(year, month, 27, tzinfo=UTC) for month in (1, 2, 4, 12)]
     near = [change - timedelta(days=2) for change in changes_of(zone, year)]
@@ -164,13 +164,13 @@ def crons(draw: st.DrawFn, zone: str) -> tuple[Rule, Matches]:
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.data(), windows())
-def test_wall_times_come_when_a_clock_first_shows_them_or_should_have(
+def test_a_local_time_fires_when_it_first_occurs_or_when_it_would_have_occurred(
     data: st.DataObject, window: tuple[str, datetime]
 ) -> None:
     zone, start = window
     rule, matches = data.draw(st.one_of(calendars(zone), crons(zone)))
     minutes = walk(start, zone)
-    # What happened before the walk began may reach into it for as long as clocks can move.
+    # A clock change before the walk may affect its first day.
     first, last = minutes[26 * 60][0], minutes[-1][0]
 
     instants = list(all_between(rule, first, last))
@@ -179,7 +179,7 @@ def test_wall_times_come_when_a_clock_first_shows_them_or_should_have(
 
 
 @pytest.mark.slow
-def test_each_zone_of_the_walk_but_the_steady_ones_has_changes_to_walk_through() -> None:
+def test_only_the_zones_without_clock_changes_have_none_in_the_walk() -> None:
     changing = {zone for zone in ZONES if any(changes_of(zone, year) for year in (2011, 2017))}
 
     assert set(ZONES) - changing == {"Asia/Kathmandu", "UTC"}
@@ -200,39 +200,39 @@ def times(rule: Rule, after: str, count: int) -> list[str]:
     return instants
 
 
-def test_a_wall_time_that_spring_leaves_out_comes_an_hour_later() -> None:
+def test_a_local_time_skipped_in_spring_fires_an_hour_later() -> None:
     rule = Calendar(("02:30",), "Europe/Berlin")
 
     assert times(rule, "2026-03-28T00:00", 3) == [
         "2026-03-28 01:30",
-        "2026-03-29 01:30",  # 03:30 on the wall
+        "2026-03-29 01:30",  # 03:30 local time
         "2026-03-30 00:30",
     ]
 
 
-def test_two_wall_times_that_spring_makes_one_are_one() -> None:
+def test_two_local_times_that_spring_makes_one_instant_fire_once() -> None:
     rule = Calendar(("02:30", "03:30"), "Europe/Berlin")
 
     assert times(rule, "2026-03-29T00:00", 2) == ["2026-03-29 01:30", "2026-03-30 00:30"]
 
 
-def test_a_wall_time_that_autumn_shows_twice_means_the_first() -> None:
+def test_a_local_time_repeated_in_autumn_fires_the_first_time() -> None:
     rule = Cron("30 2 * * *", "Europe/Berlin")
 
     assert times(rule, "2026-10-24T12:00", 2) == ["2026-10-25 00:30", "2026-10-26 01:30"]
 
 
-def test_a_day_that_was_left_out_comes_with_the_next() -> None:
+def test_a_skipped_day_fires_with_the_next_day() -> None:
     rule = Calendar(("09:00",), "Pacific/Apia")
 
     assert times(rule, "2011-12-29T00:00", 3) == [
         "2011-12-29 19:00",
-        "2011-12-30 19:00",  # 31 December on the wall, and 30 December, which never came
+        "2011-12-30 19:00",  # 31 December local time, and 30 December, which was skipped
         "2011-12-31 19:00",
     ]
 
 
-def test_a_time_that_a_change_carried_over_midnight_is_still_to_come() -> None:
+def test_a_time_that_a_clock_change_moves_past_midnight_still_fires() -> None:
     rule = Calendar(("09:00",), "Pacific/Apia", month_days=(30,))
     early_on_the_31st = "2011-12-30T15:00"
 
@@ -252,7 +252,7 @@ def test_a_time_that_a_change_carried_over_midnight_is_still_to_come() -> None:
         (Cron("0 0 */2 * mon", "UTC"), ["2026-02-23", "2026-03-09", "2026-03-23"]),
     ],
 )
-def test_days_that_a_month_lacks_are_left_out(rule: Rule, days: list[str]) -> None:
+def test_a_day_that_a_month_lacks_is_left_out(rule: Rule, days: list[str]) -> None:
     instants = times(rule, "2026-02-13T12:00", len(days))
 
     assert instants == [f"{day} 00:00" for day in days]
@@ -265,11 +265,11 @@ def test_a_leap_day_is_found_across_a_century_without_one() -> None:
 
 
 @pytest.mark.parametrize("cron", ["0 0 30 2 *", "0 0 31 4,6,9,11 *"])
-def test_a_day_that_no_month_has_never_comes(cron: str) -> None:
+def test_a_day_that_no_month_has_never_fires(cron: str) -> None:
     assert next_after(Cron(cron, "UTC"), T0) is None
 
 
-def test_a_rate_counts_from_its_anchor_and_minds_no_clock() -> None:
+def test_a_rate_counts_from_its_anchor_whatever_the_local_clock_does() -> None:
     rule = Rate(90, RateUnit.MINUTE, utc("2026-03-29T00:00"))
 
     assert times(rule, "2026-03-01T00:00", 1) == ["2026-03-29 01:30"]
@@ -279,7 +279,7 @@ def test_a_rate_counts_from_its_anchor_and_minds_no_clock() -> None:
     ]
 
 
-def test_an_at_comes_once() -> None:
+def test_an_at_rule_fires_once() -> None:
     rule = At("2026-09-01T09:00:30", "Europe/Berlin")
 
     assert list(all_between(rule, utc("2026-01-01T00:00"), utc("2027-01-01T00:00"))) == [
@@ -289,7 +289,9 @@ def test_an_at_comes_once() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 10_000), st.sampled_from(RateUnit), st.integers(0, 10**8))
-def test_a_rate_is_the_first_multiple_behind(every: int, unit: RateUnit, ahead: int) -> None:
+def test_a_rate_fires_at_the_next_multiple_of_its_period(
+    every: int, unit: RateUnit, ahead: int
+) -> None:
     rule = Rate(every, unit, T0)
 
     instants = next_after(rule, T0 + ahead)
@@ -314,14 +316,14 @@ def test_a_rate_is_the_first_multiple_behind(every: int, unit: RateUnit, ahead: 
         (Cron("* * * *", "UTC"), "cron"),
     ],
 )
-def test_a_rule_that_cannot_be_followed_says_where(rule: Rule, field: str) -> None:
+def test_an_invalid_rule_is_refused_with_the_field_at_fault(rule: Rule, field: str) -> None:
     with pytest.raises(BadRule) as refused:
         check_rule(rule)
 
     assert refused.value.field == field
 
 
-def test_zones_are_known_on_a_machine_that_has_none() -> None:
+def test_zones_are_known_on_a_machine_without_zone_data() -> None:
     zoneinfo.reset_tzpath(to=())
     ZoneInfo.clear_cache()
     load_zone.cache_clear()
@@ -331,7 +333,7 @@ def test_zones_are_known_on_a_machine_that_has_none() -> None:
         zoneinfo.reset_tzpath()
 
 
-def test_the_next_time_is_shown_as_it_will_be() -> None:
+def test_an_overdue_schedule_shows_its_due_time_and_a_paused_one_the_next() -> None:
     active = a_schedule()
     paused = a_schedule(status="paused")
 
@@ -341,7 +343,7 @@ def test_the_next_time_is_shown_as_it_will_be() -> None:
     assert upcoming(a_schedule(next_fire_at=None), T0) is None
 
 
-def test_the_walk_itself_shows_a_lost_and_a_doubled_hour() -> None:
+def test_the_walk_has_a_skipped_and_a_repeated_hour() -> None:
     spring = walk(datetime(2026, 3, 28, tzinfo=UTC), "Europe/Berlin")
     autumn = walk(datetime(2026, 10, 24, tzinfo=UTC), "Europe/Berlin")
     lost, doubled = (datetime.fromisoformat(f"2026-{day}T02:30") for day in ("03-29", "10-25"))
@@ -359,19 +361,19 @@ def test_names_in_the_zone_data_that_are_no_places_are_unknown(name: str) -> Non
         load_zone(name)
 
 
-def test_the_next_times_follow_one_another() -> None:
+def test_the_next_times_are_consecutive() -> None:
     hourly = a_schedule(next_fire_at=T0 + 3600)
 
     assert upcoming_times(hourly, T0) == [T0 + 3600 * number for number in range(1, 6)]
 
 
-def test_times_that_pass_while_a_run_is_awaited_are_not_shown() -> None:
+def test_upcoming_times_that_have_passed_while_a_fire_is_due_are_not_shown() -> None:
     hourly = a_schedule(next_fire_at=T0 + 3600)
 
     assert upcoming_times(hourly, T0 + 8000)[:2] == [T0 + 3600, T0 + 10800]
 
 
-def test_a_rule_without_another_time_soon_shows_one_time() -> None:
+def test_a_rule_without_a_second_time_soon_shows_at_most_one() -> None:
     leap_day = Cron(cron="0 0 29 2 *", timezone="UTC")
     once = At(at="2023-11-15T00:00:00", timezone="UTC")
 

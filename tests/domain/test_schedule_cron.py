@@ -1,4 +1,4 @@
-"""Cron expressions: what each way of writing a field stands for, and what is refused."""
+"""Cron expressions: what each notation of a field means, and what is refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_field_lists_numbers_ranges_and_steps(field: str, minutes: list[int]) 
     assert list(parse_cron(f"{field} 0 * * *").minutes) == minutes
 
 
-def test_minutes_are_those_of_the_whole_day_in_order() -> None:
+def test_minutes_of_the_day_are_listed_in_order() -> None:
     assert parse_cron("30,0 9,8 * * *").minutes == (480, 510, 540, 570)
 
 
@@ -42,7 +42,7 @@ def test_minutes_are_those_of_the_whole_day_in_order() -> None:
         ("*/3", {0, 3, 6}),
     ],
 )
-def test_weekdays_have_names_and_sunday_two_numbers(field: str, weekdays: set[int]) -> None:
+def test_weekdays_have_names_and_sunday_has_two_numbers(field: str, weekdays: set[int]) -> None:
     assert parse_cron(f"0 0 * * {field}").weekdays == weekdays
 
 
@@ -61,7 +61,7 @@ def test_months_have_names() -> None:
         ("0 0 2-9 * */2", [False, False, True]),
     ],
 )
-def test_either_day_is_enough_if_both_are_given(expression: str, fits: list[bool]) -> None:
+def test_a_day_matches_if_either_day_field_does(expression: str, fits: list[bool]) -> None:
     thursday_1st, monday_12th, tuesday_6th = date(2026, 1, 1), date(2026, 1, 12), date(2026, 1, 6)
 
     table = parse_cron(expression)

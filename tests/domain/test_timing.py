@@ -29,12 +29,12 @@ def test_permits_never_exceed_any_of_their_bounds(
 
 
 @pytest.mark.parametrize(("receives", "delay_s"), [(0, 5), (1, 5), (2, 10), (3, 20), (7, 300)])
-def test_a_bounced_message_stays_away_longer_each_time(receives: int, delay_s: float) -> None:
+def test_a_bounced_message_is_delayed_longer_each_time(receives: int, delay_s: float) -> None:
     assert timing.bounce_delay_s(receives) == delay_s
 
 
 @given(st.integers(0, 10**9))
-def test_a_bounce_stays_within_its_bounds(receives: int) -> None:
+def test_a_bounce_delay_stays_within_its_bounds(receives: int) -> None:
     delay = timing.bounce_delay_s(receives)
 
     assert limits.BOUNCE_S_MIN <= delay <= limits.BOUNCE_S_MAX

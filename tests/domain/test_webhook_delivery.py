@@ -1,4 +1,5 @@
-"""What becomes of a notice: every change is fenced by its claim, and time runs out in the end."""
+"""The delivery of a notice: every change is fenced by its claim, and delivery attempts end in
+time."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def fail_at(now: float, *tries: DeliveryAttempt, due_at: float = T0) -> Update:
     )
 
 
-def test_a_claim_is_a_number_that_fences_whatever_follows() -> None:
+def test_a_claim_has_a_number_that_fences_the_writes_after_it() -> None:
     claimed = write_of(webhooks.claim(a_notice(claim=4), now=T0))
     recorded = write_of(webhooks.record_delivered(a_notice(claim=5), DeliveryAttempt(T0, 0.1, 200)))
 
@@ -41,11 +42,11 @@ def test_a_claim_is_a_number_that_fences_whatever_follows() -> None:
     assert recorded.guard.status_in == frozenset({NoticeStatus.DUE})
 
 
-def test_a_claim_outlives_the_try_that_it_is_for() -> None:
+def test_a_claim_lasts_longer_than_its_delivery_attempt() -> None:
     assert limits.WEBHOOK_CLAIM_S > 2 * limits.WEBHOOK_TIMEOUT_S
 
 
-def test_the_log_keeps_the_latest_tries_only() -> None:
+def test_the_log_keeps_the_latest_attempts_only() -> None:
     tries = tuple(
         DeliveryAttempt(T0 + number, 0.1, 500) for number in range(limits.WEBHOOK_TRIES_KEPT)
     )
@@ -57,7 +58,7 @@ def test_the_log_keeps_the_latest_tries_only() -> None:
     assert log[-1].at == T0 + 100
 
 
-def test_a_redelivered_notice_starts_its_schedule_and_its_time_over() -> None:
+def test_a_redelivered_notice_starts_its_delays_and_its_deadline_over() -> None:
     now = T0 + 4 * DAY_S
     again = write_of(webhooks.redeliver(a_notice(claim=9, tries=(MISS,) * 9), now=now))
     notice = a_notice(claim=10, tries=(MISS,) * 9, due_since=now)
@@ -73,7 +74,7 @@ def test_a_redelivered_notice_starts_its_schedule_and_its_time_over() -> None:
     assert write.values["due_at"] - now == pytest.approx(5, rel=0.1)
 
 
-def test_a_failure_past_the_last_hour_is_the_last() -> None:
+def test_a_failure_after_the_deadline_is_the_last() -> None:
     late = T0 + limits.WEBHOOK_GIVE_UP_S + 1
 
     assert fail_at(late, due_at=late).values["status"] is NoticeStatus.EXHAUSTED
@@ -81,10 +82,10 @@ def test_a_failure_past_the_last_hour_is_the_last() -> None:
 
 
 @pytest.mark.parametrize("step_s", [3600.0, DAY_S, 40 * DAY_S])
-def test_time_in_which_a_due_notice_was_not_attempted_is_no_time_of_delivery(
+def test_time_without_delivery_attempts_does_not_count_towards_the_deadline(
     step_s: float,
 ) -> None:
-    """The clock was set ahead, or the service was down."""
+    """The clock was set forward, or the service was down."""
     notice, now = a_notice(), T0 + step_s
 
     changes = [
@@ -98,7 +99,7 @@ def test_time_in_which_a_due_notice_was_not_attempted_is_no_time_of_delivery(
     assert not any("status" in change.values for change in changes)
 
 
-def test_a_notice_of_a_clock_that_was_ahead_has_its_time_from_now_on() -> None:
+def test_a_notice_written_by_a_clock_that_was_ahead_gets_a_full_deadline() -> None:
     ahead = T0 + 40 * DAY_S
     notice = a_notice(due_at=T0, due_since=ahead)
 
@@ -108,7 +109,7 @@ def test_a_notice_of_a_clock_that_was_ahead_has_its_time_from_now_on() -> None:
     assert write_of(change).values == {"due_since": T0}
 
 
-def test_a_sidelined_notice_waits_until_its_time_is_over() -> None:
+def test_a_notice_for_a_deferred_receiver_waits_until_its_deadline() -> None:
     late = T0 + limits.WEBHOOK_GIVE_UP_S + 1
 
     waits = write_of(webhooks.defer_for_receiver(a_notice(), until=T0 + 60, now=T0))
@@ -119,7 +120,7 @@ def test_a_sidelined_notice_waits_until_its_time_is_over() -> None:
     assert ends.values["last_error"] == "receiver_sidelined"
 
 
-def test_the_earliest_event_that_is_still_waiting_goes_first() -> None:
+def test_the_earliest_waiting_event_is_delivered_first() -> None:
     first, second, third = (a_notice(number, occurred_at=T0 + number) for number in range(3))
     done = a_notice(0, occurred_at=T0, status=NoticeStatus.DELIVERED)
 
@@ -128,7 +129,7 @@ def test_the_earliest_event_that_is_still_waiting_goes_first() -> None:
     assert webhooks.blocking_predecessor(first, [third, second, first]) is None
 
 
-def test_a_notice_is_tried_ever_less_often() -> None:
+def test_the_delay_between_delivery_attempts_grows() -> None:
     random = Random(1)
 
     delays = [
@@ -145,7 +146,7 @@ def test_a_notice_is_tried_ever_less_often() -> None:
     ("retry_after_s", "expected"),
     [(60.0, 60.0), (24 * 3600.0, 24 * 3600.0), (999_999_999.0, 24 * 3600.0)],
 )
-def test_a_receiver_may_ask_for_time_but_not_for_more_than_a_day(
+def test_a_receiver_may_ask_for_a_delay_of_at_most_a_day(
     retry_after_s: float, expected: float
 ) -> None:
     assert webhooks.next_delivery_s(1, retry_after_s=retry_after_s, random=Random(1)) == expected

@@ -1,4 +1,4 @@
-"""Signatures that receivers verify: the contract's own verifier, and Standard Webhooks by hand."""
+"""Signatures that receivers verify with the SDK or as Standard Webhooks specifies."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def sign(*secrets: Secret, now: float = T0) -> dict[str, str]:
     return dict(signature_headers("EVENT", BODY, secrets, now=now))
 
 
-def share_headers(*secrets: Secret) -> dict[str, str]:
-    """The secrets as a caller was shown them."""
+def secrets_by_kid(*secrets: Secret) -> dict[str, str]:
+    """The secrets as the API returns them, by key id."""
     return {secret.kid: base64.b64encode(secret.key).decode() for secret in secrets}
 
 
 def is_standard(mark: str, secret: Secret, at: str) -> bool:
-    """As the Standard Webhooks specification tells receivers to check."""
+    """Checks the signature as the Standard Webhooks specification tells receivers to."""
     version, _, signature = mark.partition(",")
     content = b"EVENT." + at.encode() + b"." + BODY
     return version == "v1" and base64.b64decode(signature) == hmac.digest(
@@ -36,18 +36,18 @@ def is_standard(mark: str, secret: Secret, at: str) -> bool:
 def test_the_verifier_of_the_sdk_accepts_the_signature() -> None:
     header = sign(ACTIVE)["X-Signature"]
 
-    assert verify_webhook_signature(BODY, header, share_headers(ACTIVE), now=T0 + 299)
-    assert not verify_webhook_signature(BODY + b" ", header, share_headers(ACTIVE), now=T0)
-    assert not verify_webhook_signature(BODY, header, share_headers(ACTIVE), now=T0 + 301)
+    assert verify_webhook_signature(BODY, header, secrets_by_kid(ACTIVE), now=T0 + 299)
+    assert not verify_webhook_signature(BODY + b" ", header, secrets_by_kid(ACTIVE), now=T0)
+    assert not verify_webhook_signature(BODY, header, secrets_by_kid(ACTIVE), now=T0 + 301)
 
 
-def test_each_try_is_signed_for_its_own_moment() -> None:
+def test_each_attempt_is_signed_with_its_own_time() -> None:
     header = sign(ACTIVE, now=T0 + 86_400)["X-Signature"]
 
-    assert verify_webhook_signature(BODY, header, share_headers(ACTIVE), now=T0 + 86_400)
+    assert verify_webhook_signature(BODY, header, secrets_by_kid(ACTIVE), now=T0 + 86_400)
 
 
-def test_the_headers_of_standard_webhooks_are_on_the_same_delivery() -> None:
+def test_a_delivery_also_has_the_headers_of_standard_webhooks() -> None:
     headers = sign(ACTIVE)
 
     assert headers["webhook-id"] == "EVENT"
@@ -62,13 +62,13 @@ def test_during_a_rotation_both_keys_sign() -> None:
 
     assert is_standard(first, ACTIVE, headers["webhook-timestamp"])
     assert is_standard(second, CANDIDATE, headers["webhook-timestamp"])
-    assert verify_webhook_signature(BODY, headers["X-Signature"], share_headers(ACTIVE), now=T0)
-    assert verify_webhook_signature(BODY, theirs, share_headers(CANDIDATE), now=T0)
+    assert verify_webhook_signature(BODY, headers["X-Signature"], secrets_by_kid(ACTIVE), now=T0)
+    assert verify_webhook_signature(BODY, theirs, secrets_by_kid(CANDIDATE), now=T0)
 
 
 def test_an_unsigned_delivery_has_an_id_and_no_signature() -> None:
     assert set(sign()) == {"webhook-id", "webhook-timestamp"}
 
 
-def test_a_secret_does_not_show_itself() -> None:
+def test_a_secret_is_not_shown_by_its_repr() -> None:
     assert "aaaa" not in repr(ACTIVE)

@@ -1,4 +1,4 @@
-"""The window of calls: within the limit that is stated, whatever else the gateway says."""
+"""The call window stays within the concurrency limit that the gateway states."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _refuse(window: CallWindow, now: float, inflight: int, **fields: object) -> 
 
 
 @given(st.lists(st.tuples(st.booleans(), numbers, numbers, waits, st.floats(0, 100))))
-def test_no_lie_makes_the_window_exceed_the_limit_or_stop_for_good(
+def test_the_window_stays_between_one_call_and_the_stated_limit_whatever_is_answered(
     walk: list[tuple[bool, int | None, int | None, float | None, float]],
 ) -> None:
     window, now, stated = CallWindow(), 0.0, None
@@ -56,13 +56,13 @@ def test_no_lie_makes_the_window_exceed_the_limit_or_stop_for_good(
         assert window.resume_at <= now + max(RETRY_AFTER_S_MAX, PAUSE_S_MAX)
 
 
-def test_the_first_answer_tells_how_many_calls_are_free() -> None:
+def test_the_window_opens_to_the_remaining_calls_of_the_first_answer() -> None:
     window = _answer(CallWindow(), limit=20, remaining=13, inflight=2)
 
     assert window.capacity == 14
 
 
-def test_without_a_limit_the_window_doubles_with_each_round() -> None:
+def test_without_a_stated_limit_the_window_doubles_with_each_round() -> None:
     window = CallWindow()
     for _ in range(int(SIZE_FIRST)):
         window = _answer(window)
@@ -78,7 +78,7 @@ def test_a_window_that_is_not_used_does_not_grow() -> None:
     assert window.capacity <= 2 * 1 + 1
 
 
-def test_where_nothing_remains_the_window_does_not_grow() -> None:
+def test_the_window_does_not_grow_while_answers_state_no_remaining_calls() -> None:
     window = _answer(CallWindow(), limit=20, remaining=3, inflight=2)
     for _ in range(100):
         window = _answer(window, limit=20, remaining=0)
@@ -86,7 +86,7 @@ def test_where_nothing_remains_the_window_does_not_grow() -> None:
     assert window.capacity == 4
 
 
-def test_a_refusal_that_tells_the_limit_sets_it() -> None:
+def test_a_refusal_that_states_the_limit_sets_it() -> None:
     window = CallWindow(size=50.0)
 
     window = _refuse(window, 10.0, 50, limit=20)
@@ -104,7 +104,7 @@ def test_a_burst_of_refusals_shrinks_the_window_once() -> None:
     assert shrunk == window.capacity == 19
 
 
-def test_a_count_that_was_refused_is_tried_again_after_a_minute() -> None:
+def test_a_refused_window_size_is_tried_again_after_a_minute() -> None:
     window = _refuse(CallWindow(size=10.0), 0.0, 10)
     for _ in range(1_000):
         window = _answer(window, now=CEILING_S / 2)
@@ -118,12 +118,12 @@ def test_a_count_that_was_refused_is_tried_again_after_a_minute() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked_s", "waited_s"), [(7.0, 7.0), (31_536_000.0, RETRY_AFTER_S_MAX), (-5.0, 0.0)]
+    ("retry_after_s", "pause_s"), [(7.0, 7.0), (31_536_000.0, RETRY_AFTER_S_MAX), (-5.0, 0.0)]
 )
-def test_retry_after_is_honoured_within_reason(asked_s: float, waited_s: float) -> None:
-    window = _refuse(CallWindow(), 100.0, 2, retry_after_s=asked_s)
+def test_a_retry_after_is_followed_up_to_a_maximum(retry_after_s: float, pause_s: float) -> None:
+    window = _refuse(CallWindow(), 100.0, 2, retry_after_s=retry_after_s)
 
-    assert window.resume_at == 100.0 + waited_s
+    assert window.resume_at == 100.0 + pause_s
 
 
 def test_pauses_grow_while_every_call_is_refused() -> None:

@@ -1,4 +1,5 @@
-"""The circuit breaker: single probes, growing and bounded delays, no state without a way out."""
+"""The circuit breaker sends single probes after growing, bounded delays, and every state can
+end."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def _step(circuit: Circuit, verb: str, probe: int, now: float, random: Random) -
 
 
 @given(steps, st.integers())
-def test_a_call_may_always_be_made_within_the_longest_delay(
+def test_the_next_call_is_never_further_away_than_the_longest_delay(
     walk: list[tuple[str, float, int]], seed: int
 ) -> None:
     circuit, now, random = Circuit(policy=POLICY), 0.0, Random(seed)
@@ -44,16 +45,14 @@ def test_a_call_may_always_be_made_within_the_longest_delay(
         circuit = _step(circuit, verb, circuit.probe - age, now, random)
 
         wait_s = circuit.wait_s(now)
-        # Sums of floats are off by a little.
+        # The tolerance covers the rounding of sums of floats.
         assert 0.0 <= wait_s <= max(POLICY.delay_s_max, POLICY.lost_after_s) + 1e-6
         later = circuit.start_probe(now=now + wait_s + 1e-6)
         assert circuit.is_closed or later is not None
 
 
 @given(steps, st.integers())
-def test_while_a_probe_is_under_way_no_other_starts(
-    walk: list[tuple[str, float, int]], seed: int
-) -> None:
+def test_only_one_probe_runs_at_a_time(walk: list[tuple[str, float, int]], seed: int) -> None:
     circuit, now, random = Circuit(policy=POLICY), 0.0, Random(seed)
     for verb, passed_s, age in walk:
         now += passed_s
@@ -67,7 +66,7 @@ def test_while_a_probe_is_under_way_no_other_starts(
 
 
 @given(steps, st.integers())
-def test_only_the_probe_under_way_changes_an_open_circuit(
+def test_only_the_current_probe_changes_an_open_circuit(
     walk: list[tuple[str, float, int]], seed: int
 ) -> None:
     circuit, now, random = Circuit(policy=POLICY), 0.0, Random(seed)
@@ -98,7 +97,7 @@ def test_the_delay_doubles_with_each_failed_probe_up_to_its_bound(failures: int,
         assert 0.49 * ceiling <= circuit.wait_s(now) <= 1.01 * ceiling
 
 
-def test_a_probe_that_passes_closes_the_circuit_and_the_next_opening_starts_over() -> None:
+def test_a_passed_probe_closes_the_circuit_and_resets_the_delay() -> None:
     random = Random(1)
     circuit = Circuit(policy=POLICY).trip(now=0.0, random=random)
     for now in (10.0, 50.0, 100.0):
@@ -116,7 +115,7 @@ def test_a_probe_that_passes_closes_the_circuit_and_the_next_opening_starts_over
     assert closed.trip(now=300.0, random=random).wait_s(300.0) <= POLICY.first_s
 
 
-def test_a_probe_that_told_nothing_lengthens_no_delay() -> None:
+def test_an_abandoned_probe_does_not_lengthen_the_delay() -> None:
     random = Random(1)
     circuit = Circuit(policy=POLICY).trip(now=0.0, random=random)
     for now in range(10, 1000, 10):
@@ -127,7 +126,7 @@ def test_a_probe_that_told_nothing_lengthens_no_delay() -> None:
     assert circuit.wait_s(990.0) <= POLICY.first_s
 
 
-def test_a_probe_that_never_reports_is_replaced() -> None:
+def test_a_probe_without_a_report_is_replaced_and_its_late_report_ignored() -> None:
     random = Random(1)
     started = Circuit(policy=POLICY).trip(now=0.0, random=random).start_probe(now=1.0)
     assert started is not None

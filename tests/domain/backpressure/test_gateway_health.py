@@ -1,4 +1,4 @@
-"""Whether the gateway is away or a target is at fault: by what else was answered."""
+"""Answers to other calls decide whether the gateway is unavailable or a target is at fault."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _fail(
     return health.note_failure(target, host, began_at=now, now=now, probe=probe, random=RANDOM)
 
 
-def test_targets_that_fail_in_a_row_without_an_answer_open_the_circuit_and_none_is_at_fault() -> (
+def test_failures_of_several_targets_without_an_answer_open_the_circuit_and_blame_no_target() -> (
     None
 ):
     health = GatewayHealth().note_answer(began_at=0.0)
@@ -41,9 +41,7 @@ def test_targets_that_fail_in_a_row_without_an_answer_open_the_circuit_and_none_
     assert not health.circuit.is_closed
 
 
-def test_a_target_that_fails_while_others_are_answered_is_at_fault_from_its_second_failure() -> (
-    None
-):
+def test_a_target_is_at_fault_from_its_second_failure_while_others_are_answered() -> None:
     health, verdicts = GatewayHealth(), []
     for second in range(5):
         health = health.note_answer(began_at=second - 0.5)
@@ -54,7 +52,7 @@ def test_a_target_that_fails_while_others_are_answered_is_at_fault_from_its_seco
     assert health.circuit.is_closed
 
 
-def test_targets_that_fail_together_are_at_fault_if_calls_began_around_that_were_answered() -> None:
+def test_targets_that_fail_together_are_at_fault_if_calls_around_theirs_were_answered() -> None:
     health = GatewayHealth()
     for number in range(5):
         health, _ = _fail(health, f"t{number}", 1.0)
@@ -65,17 +63,17 @@ def test_targets_that_fail_together_are_at_fault_if_calls_began_around_that_were
     assert [_fail(around, f"t{number}", 2.0)[1] for number in range(5)] == [True] * 5
 
 
-def test_targets_that_failed_in_an_outage_are_not_at_fault_when_they_fail_in_the_next() -> None:
+def test_targets_that_failed_in_one_outage_are_not_blamed_in_the_next() -> None:
     health = GatewayHealth()
     for down_at in (10.0, 30.0):
         health = health.note_answer(began_at=down_at - 2)
         for number in range(1, 8):
             health, is_at_fault = _fail(health, f"t{number % 7}", down_at + number / 10)
-            # The first that failed was alone then, as a target that is at fault would be.
+            # Until a second target fails, the first one cannot be told from a target at fault.
             assert not is_at_fault or number == 1
 
 
-def test_each_failure_needs_its_own_proof_that_the_gateway_worked_when_its_call_began() -> None:
+def test_each_failure_needs_its_own_proof_that_the_gateway_worked() -> None:
     health = GatewayHealth()
     for second in (1.0, 2.0):
         health = health.note_answer(began_at=second - 0.1)
@@ -87,11 +85,12 @@ def test_each_failure_needs_its_own_proof_that_the_gateway_worked_when_its_call_
         health, is_at_fault = _fail(health, "poison", down_at)
         verdicts.append(is_at_fault)
 
-    # The first verdict counts the failure of second 2. The gateway may be away for the others.
+    # The first verdict counts the failure of second 2. For the later ones nothing proves that the
+    # gateway worked.
     assert verdicts == [True, False, False]
 
 
-def test_a_target_that_was_answered_is_no_longer_in_doubt() -> None:
+def test_an_answer_clears_the_earlier_failures_of_its_target() -> None:
     health, _ = _fail(GatewayHealth().note_answer(began_at=0.9), "t", 1.0)
     health = health.note_answer(began_at=1.1, target="t")
 
@@ -106,7 +105,7 @@ def test_an_answer_closes_the_circuit() -> None:
     assert health.note_answer(began_at=0.5).circuit.is_closed
 
 
-def test_one_target_alone_opens_no_circuit_and_is_at_fault_after_a_time() -> None:
+def test_a_single_failing_target_opens_no_circuit_and_is_at_fault_after_a_delay() -> None:
     health, now = GatewayHealth(), 0.0
     is_at_fault = False
     while not is_at_fault:
@@ -119,16 +118,17 @@ def test_one_target_alone_opens_no_circuit_and_is_at_fault_after_a_time() -> Non
 
 
 def _prove(health: GatewayHealth, target: str, now: float) -> GatewayHealth:
-    """The target fails twice while calls around are answered: it is at fault."""
+    """The target fails twice while other calls are answered, so it is at fault."""
     health, _ = _fail(health.note_answer(began_at=now - 0.1), target, now)
     health, is_at_fault = _fail(health.note_answer(began_at=now + 0.9), target, now + 1.0)
     assert is_at_fault
     return health.note_answer(began_at=now + 1.1)
 
 
-def test_targets_that_were_at_fault_and_are_left_over_are_at_fault_again_soon() -> None:
+def test_targets_that_were_at_fault_before_are_blamed_again_after_a_shorter_delay() -> None:
     health = _prove(_prove(GatewayHealth(), "a", 1.0), "b", 1.0)
-    for second in (4.0, 5.0):  # The first counts the failure of second 2, which is proven now.
+    # The first iteration counts the failure of second 2, which is proven now.
+    for second in (4.0, 5.0):
         for target in ("a", "b"):
             health, _ = _fail(health, target, second)
 
@@ -141,7 +141,7 @@ def test_targets_that_were_at_fault_and_are_left_over_are_at_fault_again_soon() 
 def test_an_outage_that_begins_after_an_answer_fails_no_page_of_a_small_job(
     targets: tuple[str, ...], proven: tuple[str, ...]
 ) -> None:
-    """Nothing else is called that could prove the outage (seed 540): five minutes of it."""
+    """No other call proves the outage for five minutes (seed 540)."""
     health = GatewayHealth().note_answer(began_at=0.0)
     for target in proven:
         health = _prove(health, target, 1.0)
@@ -153,7 +153,7 @@ def test_an_outage_that_begins_after_an_answer_fails_no_page_of_a_small_job(
             assert not is_at_fault
 
 
-def test_many_targets_of_one_host_are_at_fault_after_an_hour() -> None:
+def test_many_failing_targets_of_one_host_are_at_fault_after_an_hour() -> None:
     health = GatewayHealth()
     for number in range(2 * FEW_TARGETS):
         health, _ = _fail(health, f"t{number}", 0.0)
@@ -164,7 +164,7 @@ def test_many_targets_of_one_host_are_at_fault_after_an_hour() -> None:
     assert judged.circuit.is_closed
 
 
-def test_many_targets_of_several_hosts_wait_for_as_long_as_the_gateway_is_away() -> None:
+def test_failing_targets_of_several_hosts_are_not_blamed_during_a_long_outage() -> None:
     health = GatewayHealth()
     for number in range(2 * FEW_TARGETS):
         health, _ = _fail(health, f"t{number}", 0.0, host=f"h{number}")
@@ -172,7 +172,7 @@ def test_many_targets_of_several_hosts_wait_for_as_long_as_the_gateway_is_away()
     assert not _fail(health, "t1", 100 * DOUBT_S_HOST)[1]
 
 
-def test_calls_that_cannot_be_sent_open_the_circuit_and_a_probe_closes_it() -> None:
+def test_calls_that_cannot_be_sent_open_the_circuit_and_a_passed_probe_closes_it() -> None:
     health = GatewayHealth()
     for _ in range(UNREACHABLE_TO_OPEN):
         assert health.circuit.is_closed
@@ -188,7 +188,7 @@ def test_calls_that_cannot_be_sent_open_the_circuit_and_a_probe_closes_it() -> N
         max_size=60,
     )
 )
-def test_whatever_happens_a_call_is_made_again_within_the_longest_delay(
+def test_no_sequence_of_outcomes_delays_the_next_call_beyond_the_longest_delay(
     walk: list[tuple[str, int, float]],
 ) -> None:
     health, now = GatewayHealth(), 0.0
@@ -207,7 +207,7 @@ def test_whatever_happens_a_call_is_made_again_within_the_longest_delay(
         assert 0.0 < health.retry_after_s("t0", now=now) <= RETRY_S_MAX
 
 
-def test_what_is_remembered_of_targets_is_bounded() -> None:
+def test_the_number_of_remembered_targets_is_bounded() -> None:
     health = GatewayHealth()
     for number in range(3 * TARGETS_KEPT_MAX):
         health, _ = _fail(health, f"t{number}", float(number))

@@ -1,4 +1,4 @@
-"""Host limits: which holds for which host, and how long to wait for a turn."""
+"""Host limits: which limit applies to a host, and how long a call waits for its turn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from conveyor.domain.submit.target import host_of
 from tests.builders import RUN, a_task
 
 
-def test_a_host_that_is_named_has_its_own_limits_and_no_others() -> None:
+def test_a_host_with_its_own_limits_is_not_bound_by_the_default() -> None:
     special = HostLimit(rate_per_s=0.5)
     host_limits = HostLimits(HostLimit(concurrency=2), {"slow.example": special})
 
@@ -19,12 +19,12 @@ def test_a_host_that_is_named_has_its_own_limits_and_no_others() -> None:
     assert host_limits.limit_for("fast.example") == HostLimit(concurrency=2)
 
 
-def test_the_host_of_a_url_is_told_without_its_port_and_in_lower_case() -> None:
+def test_the_host_of_a_url_is_lower_case_and_without_its_port() -> None:
     assert host_of("https://WWW.Example.com:8443/a?b") == "www.example.com"
 
 
-def test_a_line_that_was_never_a_good_url_has_no_host() -> None:
-    """Where bad lines are skipped they are tasks too, and a rerun tries them again."""
+def test_an_invalid_url_has_no_host_and_matches_no_host_filter() -> None:
+    """With `on_invalid=skip`, invalid lines become tasks too, and a rerun tries them again."""
     bad = a_task(url="ftp://site.example/")
 
     assert host_of(bad.url) is None
@@ -47,7 +47,7 @@ def test_turns_come_as_often_as_the_stricter_limit_allows(limit: HostLimit, seco
     assert timing.host_interval_s(limit, fetch_s=2.0) == pytest.approx(seconds)
 
 
-def test_a_wait_is_bounded_and_short_while_the_pace_is_a_guess() -> None:
+def test_a_wait_for_a_turn_is_bounded_and_short_while_the_rate_is_estimated() -> None:
     assert timing.host_wait_s(100.0, now=99.0, is_sure=True) == 1.0
     assert timing.host_wait_s(100.0, now=200.0, is_sure=True) == limits.HOST_WAIT_S_MIN
     assert timing.host_wait_s(10_000.0, now=0.0, is_sure=True) == limits.BOUNCE_S_MAX

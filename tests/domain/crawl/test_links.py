@@ -1,4 +1,4 @@
-"""What pages and sitemaps lead to, however they are written."""
+"""The links that are found in pages and sitemaps."""
 
 from __future__ import annotations
 
@@ -74,19 +74,19 @@ def test_links_are_found_as_a_browser_finds_them(text: str) -> None:
         "[" * 500_000 + "](",
     ],
 )
-def test_a_hostile_page_takes_no_more_time_than_its_length(text: str) -> None:
+def test_the_time_to_read_a_hostile_page_is_linear_in_its_length(text: str) -> None:
     find_links(text)
     read(text, is_markdown=True)
 
 
-def test_a_page_leads_to_each_page_of_its_site_once() -> None:
+def test_each_link_of_a_page_is_found_once_and_only_within_the_site() -> None:
     on_site = ["b", "b#x", "/a/b?", "./", "http://www.example.com/c"]
     text = "".join(f"<a href='{link}'>" for link in [*on_site, "http://x.example/", "p.png"])
 
     assert read(text) == Reading(links=("http://example.com/a/b", "http://www.example.com/c"))
 
 
-def test_links_are_relative_to_the_base_of_the_page() -> None:
+def test_links_are_resolved_against_the_base_element() -> None:
     assert read("<base href='/z/'><a href=b>").links == ("http://example.com/z/b",)
 
 
@@ -100,7 +100,7 @@ def test_entities_and_charsets_of_links_are_decoded() -> None:
 
 
 @pytest.mark.parametrize("charset", ["idna", "punycode", "undefined", "base64", "no-such"])
-def test_a_page_that_states_no_charset_of_pages_is_read_all_the_same(charset: str) -> None:
+def test_a_page_with_an_unusable_charset_is_read_as_utf_8(charset: str) -> None:
     body = b'<p>\xe9</p><a href="/b">'
 
     assert read(body, content_type=f"text/html; charset={charset}").links == (
@@ -108,7 +108,7 @@ def test_a_page_that_states_no_charset_of_pages_is_read_all_the_same(charset: st
     )
 
 
-def test_a_page_that_moved_is_a_duplicate_of_where_it_moved_to() -> None:
+def test_a_redirected_page_is_a_duplicate_of_its_final_url() -> None:
     assert read("<a href=b>", final_url="http://example.com/n?b=1&a=2") == Reading(
         moved_to="http://example.com/n?a=2&b=1"
     )
@@ -116,7 +116,7 @@ def test_a_page_that_moved_is_a_duplicate_of_where_it_moved_to() -> None:
     assert read("<a href=b>", final_url=URL + "#x").moved_to is None
 
 
-def test_a_page_with_another_canonical_link_is_a_duplicate_unless_that_is_elsewhere() -> None:
+def test_a_page_is_a_duplicate_of_its_canonical_link_within_the_site() -> None:
     head = "<link rel='alternate canonical' href='{}'><a href=b>"
 
     assert read(head.format("/c")) == Reading(moved_to="http://example.com/c")
@@ -125,7 +125,7 @@ def test_a_page_with_another_canonical_link_is_a_duplicate_unless_that_is_elsewh
     assert read(head.format("/c"), follows_canonical=False).links == ("http://example.com/a/b",)
 
 
-def test_markdown_has_links_and_images_are_none() -> None:
+def test_markdown_has_links_but_its_images_are_no_links() -> None:
     text = "[one](/x) ![image](/i) [two](<http://example.com/y> 'title') [three] (/z)"
 
     assert read(text, content_type="text/markdown", is_markdown=True).links == (
@@ -134,7 +134,7 @@ def test_markdown_has_links_and_images_are_none() -> None:
     )
 
 
-def test_what_is_no_html_has_no_links() -> None:
+def test_a_body_that_is_not_html_has_no_links() -> None:
     assert read("<a href=b>", content_type="application/json") == Reading()
 
 
@@ -151,7 +151,7 @@ def test_a_sitemap_is_read_plain_and_compressed(body: bytes) -> None:
     assert reading == Reading(links=("http://example.com/1?a=1&b=2", "http://example.com/2"))
 
 
-def test_an_index_leads_to_sitemaps_and_a_list_to_pages() -> None:
+def test_a_sitemap_index_names_sitemaps_and_a_url_set_names_pages() -> None:
     index = (
         b"<sitemapindex><sitemap><loc>http://example.com/s1.xml.gz</loc></sitemap></sitemapindex>"
     )
@@ -162,7 +162,7 @@ def test_an_index_leads_to_sitemaps_and_a_list_to_pages() -> None:
     assert read_sitemap("http://example.com/s", b"http://example.com/1\nnot a url\n", SITE).links
 
 
-def test_a_sitemap_that_inflates_without_end_is_read_to_its_limit() -> None:
+def test_a_sitemap_that_inflates_without_end_is_read_up_to_its_limit() -> None:
     line = b"http://example.com/1\n"
     bomb = gzip.compress(line * (SITEMAP_BYTES_MAX // len(line) + 100), compresslevel=1)
 
@@ -170,7 +170,7 @@ def test_a_sitemap_that_inflates_without_end_is_read_to_its_limit() -> None:
     assert read_sitemap("http://example.com/s", b"\x1f\x8bno gzip", SITE) == Reading()
 
 
-def test_a_page_with_more_links_than_anyone_reads_is_cut() -> None:
+def test_the_links_of_a_page_are_cut_at_the_maximum() -> None:
     text = "".join(f"<a href={number}>" for number in range(LINKS_MAX + 5))
 
     assert len(read(text).links) == LINKS_MAX

@@ -1,4 +1,4 @@
-"""Rules of robots.txt, as RFC 9309 has them."""
+"""The rules of robots.txt, as RFC 9309 defines them."""
 
 from __future__ import annotations
 
@@ -43,11 +43,13 @@ Disallow: /everyone
         ("/robots.txt", True),
     ],
 )
-def test_the_longest_pattern_of_the_own_group_decides(path: str, is_allowed: bool) -> None:
+def test_the_longest_matching_pattern_of_the_crawlers_own_group_decides(
+    path: str, is_allowed: bool
+) -> None:
     assert parse_robots(TEXT, "conveyor").allows(path) is is_allowed
 
 
-def test_without_an_own_group_the_group_for_all_counts() -> None:
+def test_the_default_group_applies_without_a_group_of_the_crawlers_own() -> None:
     rules = parse_robots(TEXT, "somebot")
 
     assert not rules.allows("/everyone/x")
@@ -60,7 +62,7 @@ def test_a_crawl_delay_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "<html>no such file</html>", "Disallow: /", "\x00\xff:"])
-def test_what_names_no_crawler_forbids_nothing(text: str) -> None:
+def test_a_file_without_a_user_agent_group_forbids_nothing(text: str) -> None:
     assert parse_robots(text, "conveyor").allows("/x")
 
 
@@ -78,7 +80,7 @@ def test_what_names_no_crawler_forbids_nothing(text: str) -> None:
         ("connect_failed", 502, False),
     ],
 )
-def test_an_answer_that_is_no_robots_txt_means_that_there_is_none(
+def test_only_some_failures_mean_that_a_site_has_no_robots_txt(
     code: str, status: int, has_none: bool
 ) -> None:
     """A site that is overloaded, fails or cannot be reached may have rules."""

@@ -1,4 +1,5 @@
-"""The formats: any tasks at all make files that others read, and that say what is in them."""
+"""Export formats: files of any tasks can be read by other programs and describe their own
+content."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def an_expired(index: int) -> Entry:
 
 
 def made(export: Export, entries: Sequence[Entry], *, at_once: int = 3) -> tuple[bytes, Manifest]:
-    """The file, made of these entries in groups."""
+    """The content of a file that is encoded from these entries in groups."""
     tally = ManifestDigest()
     for entry in entries:
         tally.take(entry.task.task_id, entry.status, entry.size_bytes, entry.sha256)
@@ -109,7 +110,9 @@ def test_the_same_entries_make_the_same_bytes_however_they_are_grouped(kind: Exp
 
 
 @pytest.mark.parametrize("kind", ExportFormat)
-def test_a_file_with_one_task_less_does_not_agree(tmp_path: Path, kind: ExportFormat) -> None:
+def test_a_file_that_lacks_one_task_does_not_agree_with_its_manifest(
+    tmp_path: Path, kind: ExportFormat
+) -> None:
     export = an_export(format=kind)
     path = save(tmp_path, export, MIXED)
     _, manifest = made(export, MIXED)
@@ -125,10 +128,10 @@ def test_a_file_with_one_task_less_does_not_agree(tmp_path: Path, kind: ExportFo
 @pytest.mark.parametrize("kind", [ExportFormat.ZIP, ExportFormat.JSONL, ExportFormat.WARC])
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_a_file_that_was_damaged_anywhere_never_passes_for_another(
+def test_damage_anywhere_in_a_file_is_noticed_or_changes_nothing(
     tmp_path_factory: pytest.TempPathFactory, kind: ExportFormat, data: st.DataObject
 ) -> None:
-    """Either it is noticed, or every body and every count is as it was."""
+    """The damage is noticed, or every body and every count is unchanged."""
     path = save(tmp_path_factory.mktemp("damaged"), an_export(format=kind), MIXED)
     honest = verify_export(path)
     content = bytearray(path.read_bytes())
@@ -143,7 +146,7 @@ def test_a_file_that_was_damaged_anywhere_never_passes_for_another(
     assert (seen.entries_sha256, seen.counts) == (honest.entries_sha256, honest.counts)
 
 
-def test_a_body_that_is_not_what_its_row_says_is_refused() -> None:
+def test_a_body_that_differs_from_the_digest_of_its_row_is_refused() -> None:
     damaged = msgspec.structs.replace(a_page(0, b"honest"), body=b"forged")
 
     for kind in (ExportFormat.ZIP, ExportFormat.JSONL, ExportFormat.WARC):
@@ -169,7 +172,7 @@ def test_a_zip_holds_a_file_for_each_body_and_a_listing_of_all_tasks() -> None:
 
 
 @pytest.mark.slow
-def test_a_zip_counts_beyond_what_16_bits_hold() -> None:
+def test_a_zip_holds_more_files_than_16_bits_can_count() -> None:
     encoder = zip_module.ZipFile(an_export())
     pages = [a_page(index, b"x") for index in range(66_000)]
 
@@ -182,8 +185,8 @@ def test_a_zip_counts_beyond_what_16_bits_hold() -> None:
         assert archive.read(file_name(pages[-1])) == b"x"
 
 
-def test_a_zip_reaches_behind_four_gibibytes(tmp_path: Path) -> None:
-    """A file with a hole in it: nothing is read but the end."""
+def test_a_zip_can_be_larger_than_four_gibibytes(tmp_path: Path) -> None:
+    """The file is sparse, so that only its ends are written and read."""
     hole = 5 * 2**30
     encoder = zip_module.ZipFile(an_export())
     first, last = a_page(0, b"first"), a_page(1, b"last")
@@ -201,7 +204,7 @@ def test_a_zip_reaches_behind_four_gibibytes(tmp_path: Path) -> None:
         assert len(archive.read("results.jsonl").splitlines()) == 2
 
 
-def test_lines_carry_text_as_text_and_anything_else_in_base64() -> None:
+def test_jsonl_lines_hold_text_as_text_and_other_bodies_in_base64() -> None:
     content, _ = made(an_export(format=ExportFormat.JSONL), MIXED)
 
     lines = [msgspec.json.decode(line) for line in content.splitlines()]
@@ -218,7 +221,7 @@ def test_lines_carry_text_as_text_and_anything_else_in_base64() -> None:
     assert lines[-1]["manifest"]["counts"] == {"successful": 4, "failed": 1, "expired": 1}
 
 
-def test_no_cell_of_a_table_is_a_formula() -> None:
+def test_no_cell_of_an_exported_table_is_a_formula() -> None:
     hostile = {"a": "=1+1"}
     entries = [a_miss(0, external_id="-2+3", metadata=hostile, url='https://example.com/,"\n=x')]
 
@@ -232,7 +235,7 @@ def test_no_cell_of_a_table_is_a_formula() -> None:
 
 
 @given(st.text())
-def test_a_cell_never_begins_as_a_formula_does(text: str) -> None:
+def test_an_escaped_cell_never_begins_like_a_formula(text: str) -> None:
     cell = safe_cell(text)
 
     assert str(cell).endswith(text)
@@ -240,7 +243,7 @@ def test_a_cell_never_begins_as_a_formula_does(text: str) -> None:
 
 
 @given(st.lists(st.text(min_size=1) | st.sampled_from(["..", "a/b", "CON", "con.x", "manifest"])))
-def test_a_name_in_an_archive_is_a_plain_name_whatever_the_id(task_ids: list[str]) -> None:
+def test_a_file_name_in_an_archive_is_plain_whatever_the_id(task_ids: list[str]) -> None:
     names = {safe_stem(task_id) for task_id in task_ids}
 
     assert len(names) == len(set(task_ids))
@@ -267,7 +270,7 @@ def test_an_archive_of_hostile_ids_is_unpacked_below_its_folder(
     assert len(list((folder / "here").iterdir())) == len(entries) + 2
 
 
-def test_a_web_archive_is_read_by_others_and_its_digests_hold() -> None:
+def test_a_web_archive_is_read_by_warcio_and_its_digests_hold() -> None:
     content, _ = made(an_export(format=ExportFormat.WARC), MIXED)
 
     seen = []
@@ -289,7 +292,7 @@ def test_a_web_archive_is_read_by_others_and_its_digests_hold() -> None:
 @pytest.mark.parametrize(
     "content_type", ["text/html\r\nSet-Cookie: x", "text/html\r\n\r\n<script>", "nonsense", ""]
 )
-def test_no_header_of_a_site_breaks_out_of_its_record(content_type: str) -> None:
+def test_a_header_of_a_site_cannot_break_out_of_its_record(content_type: str) -> None:
     content, _ = made(an_export(format=ExportFormat.WARC), [a_page(0, b"body", content_type)])
 
     records = list(ArchiveIterator(io.BytesIO(content)))
@@ -297,7 +300,7 @@ def test_no_header_of_a_site_breaks_out_of_its_record(content_type: str) -> None
     assert b"Set-Cookie" not in content
 
 
-def test_dates_before_1980_do_not_break_an_archive() -> None:
+def test_a_zip_can_hold_entries_dated_before_1980() -> None:
     content, _ = made(an_export(created_at=0.0), [a_page(0, b"x", updated_at=0.0)])
 
     with zipfile.ZipFile(io.BytesIO(content)) as archive:

@@ -1,4 +1,4 @@
-"""ListOrder: tasks come out as their lists went in, and none is left out."""
+"""ListOrder returns tasks in the order of their lists and leaves none out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def in_order(order: ListOrder, limit: int = 3) -> list[TaskId]:
     return [task_id for page in pages for task_id in page]
 
 
-def test_lists_come_in_the_order_of_their_ids_and_lines_by_their_position() -> None:
+def test_tasks_are_ordered_by_batch_id_and_then_by_index() -> None:
     tasks = [a_task(index) for index in range(10)]
     later = [
         msgspec.structs.replace(a_task(100 + index), batch_id=BatchId("01"), index=index)
@@ -35,7 +35,7 @@ def test_lists_come_in_the_order_of_their_ids_and_lines_by_their_position() -> N
     assert in_order(order, 100) == in_order(order)
 
 
-def test_tasks_that_have_not_ended_leave_no_gap() -> None:
+def test_tasks_are_ordered_by_index_although_others_are_missing() -> None:
     order = ListOrder()
     for index in (7, 2):
         order.add(a_task(index))
@@ -43,7 +43,7 @@ def test_tasks_that_have_not_ended_leave_no_gap() -> None:
     assert in_order(order) == [a_task(2).task_id, a_task(7).task_id]
 
 
-def test_rows_that_have_lost_their_position_come_last() -> None:
+def test_a_row_whose_id_does_not_fit_its_index_comes_last() -> None:
     order = ListOrder()
     damaged = [
         DamagedTask(RUN, TaskId(str(number) * 32), 0, BatchId(""), 0, "", TaskStatus.FAILED, T0, T0)

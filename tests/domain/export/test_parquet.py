@@ -1,4 +1,4 @@
-"""Parquet: PyArrow and DuckDB read each file, and find what its manifest says."""
+"""Parquet files are read by PyArrow and DuckDB and agree with their manifest."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def saved(entries: list[Entry], folder: Path) -> tuple[Path, Manifest]:
     return path, manifest
 
 
-def test_pyarrow_and_duckdb_find_what_the_manifest_says(tmp_path: Path) -> None:
+def test_pyarrow_and_duckdb_read_what_the_manifest_states(tmp_path: Path) -> None:
     path, manifest = saved(ENTRIES, tmp_path)
 
     rows = parquet.read_table(path).to_pylist()
@@ -71,7 +71,7 @@ def test_a_file_of_many_bodies_has_bounded_row_groups(tmp_path: Path) -> None:
     assert verify_export(path) == manifest
 
 
-def test_a_run_without_ended_tasks_is_a_file_without_rows(tmp_path: Path) -> None:
+def test_a_run_without_finished_tasks_makes_a_file_without_rows(tmp_path: Path) -> None:
     path, manifest = saved([], tmp_path)
 
     assert parquet.read_table(path).num_rows == 0
@@ -95,7 +95,7 @@ def test_a_changed_body_is_noticed(tmp_path: Path) -> None:
         verify_export(path)
 
 
-def test_without_pyarrow_the_format_is_refused_by_name(
+def test_the_format_is_refused_by_name_if_pyarrow_is_not_installed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     path, _ = saved(ENTRIES, tmp_path)

@@ -1,4 +1,4 @@
-"""Chunks are fenced, replays start over or inherit, and a seal adds up once."""
+"""Chunks are fenced, replayed tasks start over or inherit results, and a batch is sealed once."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def a_finished(index: int, status: TaskStatus, **fields: Any) -> Task:
     )
 
 
-def test_taking_over_fences_off_whoever_came_before() -> None:
+def test_acquiring_a_batch_fences_off_its_previous_owner() -> None:
     stalled_at = T0 + ingestion.STALLED_S
     (update,) = ingestion.acquire_batch(a_batch(epoch=3), now=stalled_at).writes
 
@@ -55,7 +55,7 @@ def test_taking_over_fences_off_whoever_came_before() -> None:
     assert update.deltas == {"epoch": 1, "failures": 1}
 
 
-def test_taking_over_a_list_that_moves_does_not_count_against_it() -> None:
+def test_acquiring_a_batch_that_makes_progress_counts_no_failure() -> None:
     soon = T0 + ingestion.STALLED_S - 1
     (update,) = ingestion.acquire_batch(a_batch(epoch=3), now=soon).writes
 
@@ -63,7 +63,7 @@ def test_taking_over_a_list_that_moves_does_not_count_against_it() -> None:
     assert update.deltas == {"epoch": 1}
 
 
-def test_a_chunk_is_fenced_by_epoch_position_and_gate() -> None:
+def test_a_chunk_is_fenced_by_epoch_position_and_counter_state() -> None:
     batch = a_batch(source=STAGED, epoch=2, done=40, failures=3)
 
     chunk = ingestion.chunk_of_specs(batch, a_run(), LINES, cursor="912", now=T0)
@@ -73,7 +73,7 @@ def test_a_chunk_is_fenced_by_epoch_position_and_gate() -> None:
     assert chunk.gate_in == {CounterState.OPEN}
 
 
-def test_a_chunk_moves_the_checkpoint_by_what_it_admits() -> None:
+def test_a_chunk_advances_the_checkpoint_by_the_lines_it_admits() -> None:
     batch = a_batch(source=STAGED, done=40, failures=3)
 
     chunk = ingestion.chunk_of_specs(batch, a_run(), LINES, cursor="912", now=T0 + 5)
@@ -84,7 +84,7 @@ def test_a_chunk_moves_the_checkpoint_by_what_it_admits() -> None:
     assert sum(count["admitted"] for count in chunk.stats.values()) == 3
 
 
-def test_a_chunk_of_progress_forgives_earlier_failures() -> None:
+def test_a_chunk_resets_the_failure_count_of_its_batch() -> None:
     batch = a_batch(source=STAGED, failures=4)
 
     chunk = ingestion.chunk_of_specs(batch, a_run(), LINES, cursor="1", now=T0)
@@ -92,14 +92,14 @@ def test_a_chunk_of_progress_forgives_earlier_failures() -> None:
     assert chunk.values["failures"] == 0
 
 
-def test_a_chunk_sends_every_row_that_must_run() -> None:
+def test_a_chunk_enqueues_every_task_that_must_run() -> None:
     chunk = ingestion.chunk_of_specs(a_batch(source=STAGED), a_run(), LINES, cursor="1", now=T0)
 
     assert [ref.task_id for ref in chunk.refs] == [task.task_id for task in chunk.tasks]
     assert len(chunk.tasks) == 3
 
 
-def test_what_the_filter_names_starts_over_with_nothing_kept() -> None:
+def test_a_task_that_the_rerun_filter_selects_starts_over() -> None:
     row = a_finished(0, TaskStatus.FAILED, reason=FailureReason.BLOCKED, external_id="x")
 
     again = ingestion.replay(row, a_run(OTHER_RUN), ONLY_FAILED, T0 + 9)
@@ -111,7 +111,7 @@ def test_what_the_filter_names_starts_over_with_nothing_kept() -> None:
     assert again.source_run_id is None
 
 
-def test_what_the_filter_leaves_out_is_inherited_with_its_result() -> None:
+def test_a_task_that_the_rerun_filter_leaves_out_is_inherited_with_its_result() -> None:
     row = a_finished(0, TaskStatus.SUCCESSFUL, result=RESULT)
 
     inherited = ingestion.replay(row, a_run(OTHER_RUN), ONLY_FAILED, T0 + 9)
@@ -123,7 +123,7 @@ def test_what_the_filter_leaves_out_is_inherited_with_its_result() -> None:
     assert inherited.source_run_id == RUN
 
 
-def test_inheriting_twice_still_names_the_run_that_owns_the_result() -> None:
+def test_a_result_inherited_twice_still_names_the_run_that_owns_it() -> None:
     owner = RunId(a_ulid(7))
     row = a_finished(0, TaskStatus.SUCCESSFUL, result=RESULT, source_run_id=owner)
 
@@ -133,7 +133,9 @@ def test_inheriting_twice_still_names_the_run_that_owns_the_result() -> None:
 
 
 @pytest.mark.parametrize("status", sorted(lifecycle.TASK_UNFINISHED))
-def test_what_never_finished_starts_over_whatever_the_filter_says(status: TaskStatus) -> None:
+def test_an_unfinished_task_starts_over_whatever_the_rerun_filter_selects(
+    status: TaskStatus,
+) -> None:
     row = a_task(0, status=status, claim=3, attempts=1)
 
     again = ingestion.replay(row, a_run(OTHER_RUN), ONLY_FAILED, T0)
@@ -141,7 +143,7 @@ def test_what_never_finished_starts_over_whatever_the_filter_says(status: TaskSt
     assert (again.status, again.claim, again.attempts) == (TaskStatus.PENDING, 0, 0)
 
 
-def test_a_chunk_of_rows_counts_inherited_results_and_sends_only_the_rest() -> None:
+def test_a_replayed_chunk_counts_inherited_results_and_enqueues_only_the_other_tasks() -> None:
     rows = [a_finished(0, TaskStatus.SUCCESSFUL, result=RESULT), a_finished(1, TaskStatus.FAILED)]
 
     chunk = ingestion.chunk_of_rows(a_replay(), a_run(OTHER_RUN), rows, now=T0)
@@ -152,7 +154,7 @@ def test_a_chunk_of_rows_counts_inherited_results_and_sends_only_the_rest() -> N
     assert chunk.values["source_run_ids"] == (RUN,)
 
 
-def test_the_owners_of_inherited_results_gather_over_chunks() -> None:
+def test_the_owners_of_inherited_results_accumulate_over_chunks() -> None:
     earlier = RunId(a_ulid(3))
     batch = a_replay(source_run_ids=(earlier,))
     rows = [a_finished(0, TaskStatus.SUCCESSFUL, result=RESULT)]
@@ -162,7 +164,7 @@ def test_the_owners_of_inherited_results_gather_over_chunks() -> None:
     assert chunk.values["source_run_ids"] == (earlier, RUN)
 
 
-def test_a_full_replay_inherits_nothing() -> None:
+def test_a_replay_of_all_tasks_inherits_nothing() -> None:
     rows = [a_finished(0, TaskStatus.SUCCESSFUL, result=RESULT)]
 
     chunk = ingestion.chunk_of_rows(a_replay(EVERYTHING), a_run(OTHER_RUN), rows, now=T0)
@@ -188,14 +190,14 @@ def test_a_seal_adds_the_counted_lines_to_the_total_once() -> None:
     assert on_run.values["ingest_status"] is IngestStatus.DONE
 
 
-def test_a_seal_of_an_inline_list_shows_no_ingest_status() -> None:
+def test_the_seal_of_an_inline_list_sets_no_ingest_status() -> None:
     _, on_run = ingestion.seal(a_batch(), a_run(), now=T0).writes
 
     assert isinstance(on_run, Update)
     assert "ingest_status" not in on_run.values
 
 
-def test_a_seal_hands_the_owners_of_results_to_the_run() -> None:
+def test_a_seal_gives_the_run_the_owners_of_inherited_results() -> None:
     earlier = RunId(a_ulid(3))
 
     _, on_run = ingestion.seal(
@@ -214,12 +216,12 @@ def test_only_an_open_batch_can_be_abandoned() -> None:
     assert update.values["status"] is BatchStatus.ABANDONED
 
 
-def test_a_batch_is_hopeless_after_five_tries_without_progress() -> None:
+def test_a_batch_is_given_up_after_five_tries_without_progress() -> None:
     assert not ingestion.failed_too_often(a_batch(failures=4))
     assert ingestion.failed_too_often(a_batch(failures=5))
 
 
-def test_rows_of_a_staged_list_carry_the_ids_of_its_origin() -> None:
+def test_tasks_of_a_staged_list_have_ids_made_from_the_list_s_origin() -> None:
     batch = a_batch(OTHER_RUN, source=STAGED)
 
     chunk = ingestion.chunk_of_specs(batch, a_run(OTHER_RUN), LINES, cursor="1", now=T0)

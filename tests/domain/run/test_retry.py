@@ -1,4 +1,4 @@
-"""Backoff: within bounds, growing, and never sooner than a site asked for."""
+"""Backoff is bounded, grows, and is never shorter than a site asked for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ attempts = st.integers(1, 10)
 
 
 class Highest:
-    """Randomness that always draws its upper end, so that the ceiling shows."""
+    """A random source that always draws the upper end of a range, which shows the ceiling."""
 
     def uniform(self, a: float, b: float, /) -> float:
         return b
@@ -52,30 +52,32 @@ def test_the_ceiling_doubles_until_it_meets_its_limit(reason: FailureReason, att
 
 @given(reasons, attempts, st.floats(0, RETRY_AFTER_S_MAX), st.integers())
 def test_a_retry_is_never_sooner_than_the_site_asked_for(
-    reason: FailureReason, attempt: int, asked: float, seed: int
+    reason: FailureReason, attempt: int, asked_s: float, seed: int
 ) -> None:
-    delay = retry_delay_s(reason, attempt=attempt, retry_after_s=asked, random=Random(seed))
+    delay = retry_delay_s(reason, attempt=attempt, retry_after_s=asked_s, random=Random(seed))
 
-    assert asked <= delay <= max(asked, BACKOFF[reason].delay_s_max)
+    assert asked_s <= delay <= max(asked_s, BACKOFF[reason].delay_s_max)
 
 
 @given(reasons, attempts, st.floats(RETRY_AFTER_S_MAX, allow_nan=False))
 def test_a_site_cannot_ask_for_more_than_an_hour(
-    reason: FailureReason, attempt: int, asked: float
+    reason: FailureReason, attempt: int, asked_s: float
 ) -> None:
-    delay = retry_delay_s(reason, attempt=attempt, retry_after_s=asked, random=Random(1))
+    delay = retry_delay_s(reason, attempt=attempt, retry_after_s=asked_s, random=Random(1))
 
     assert delay == RETRY_AFTER_S_MAX
 
 
 @given(reasons, attempts, st.floats(max_value=0, allow_nan=False))
-def test_a_negative_wish_changes_nothing(reason: FailureReason, attempt: int, asked: float) -> None:
+def test_a_negative_retry_after_changes_nothing(
+    reason: FailureReason, attempt: int, asked_s: float
+) -> None:
     plain = retry_delay_s(reason, attempt=attempt, retry_after_s=None, random=Random(1))
 
-    assert retry_delay_s(reason, attempt=attempt, retry_after_s=asked, random=Random(1)) == plain
+    assert retry_delay_s(reason, attempt=attempt, retry_after_s=asked_s, random=Random(1)) == plain
 
 
-def test_a_delay_doubles_up_to_its_bound_however_often() -> None:
+def test_a_delay_doubles_up_to_its_bound_after_any_number_of_failures() -> None:
     delays = [backoff_s(n, first_s=0.5, delay_s_max=3.0) for n in (0, 1, 2, 3, 10_000)]
 
     assert delays == [0.5, 1.0, 2.0, 3.0, 3.0]

@@ -1,4 +1,4 @@
-"""The series of a run: when a sample is due, and what the differences say."""
+"""The time series of a run: when a sample is due, and what the differences show."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def sampled(run: Run, counters: Totals, now: float) -> tuple[Run, CounterSample]
     return msgspec.structs.replace(run, **note.values), insert.row
 
 
-def test_a_minute_has_one_sample() -> None:
+def test_at_most_one_sample_is_taken_a_minute() -> None:
     run = a_run(created_at=T0)
 
     first = sampled(run, totals(5), T0 + MINUTE)
@@ -51,7 +51,7 @@ def test_a_minute_has_one_sample() -> None:
     assert sampled(run, totals(9), T0 + 2 * MINUTE) is not None
 
 
-def test_nothing_is_sampled_while_too_few_tasks_end() -> None:
+def test_no_sample_is_taken_until_enough_tasks_have_ended() -> None:
     run = a_run(created_at=T0, sampled_at=T0 + MINUTE, sampled_done=5)
 
     assert take_sample(run, totals(5), now=T0 + 9 * MINUTE, tasks_min=1) is None
@@ -59,7 +59,7 @@ def test_nothing_is_sampled_while_too_few_tasks_end() -> None:
     assert take_sample(run, totals(105), now=T0 + 9 * MINUTE, tasks_min=100) is not None
 
 
-def test_a_sample_needs_a_live_run_that_no_other_sweeper_has_sampled() -> None:
+def test_a_sample_needs_a_live_run_and_no_newer_sample() -> None:
     run = a_run(created_at=T0, sampled_at=T0 + MINUTE, sampled_done=5)
 
     change = take_sample(run, totals(9), now=T0 + 2 * MINUTE, tasks_min=1)
@@ -71,13 +71,13 @@ def test_a_sample_needs_a_live_run_that_no_other_sweeper_has_sampled() -> None:
     assert note.guard.equals == (("sampled_at", T0 + MINUTE),)
 
 
-def test_a_clock_that_was_set_back_does_not_end_the_samples() -> None:
+def test_samples_go_on_after_the_clock_was_set_back() -> None:
     run = a_run(created_at=T0, sampled_at=T0 + 86_400, sampled_done=5)
 
     assert take_sample(run, totals(9), now=T0 + 2 * MINUTE, tasks_min=1) is not None
 
 
-def test_a_run_of_a_year_has_few_samples() -> None:
+def test_a_run_of_a_year_stays_within_the_maximum_of_samples() -> None:
     run, now, count = a_run(created_at=T0), T0, 0
     while now < T0 + 365 * 86_400:
         now += 5 * MINUTE
@@ -136,7 +136,7 @@ def test_a_sample_that_contradicts_its_neighbours_is_left_out() -> None:
     )
 
 
-def test_a_long_series_is_joined_and_loses_nothing() -> None:
+def test_a_long_series_is_merged_into_few_buckets_with_the_same_totals() -> None:
     samples = [a_sample_at(minute, totals(3 * minute, minute)) for minute in range(1, 1_500)]
 
     buckets = make_series(a_run(created_at=T0), samples, totals(5_000, 1_600), now=T0 + 90_000)

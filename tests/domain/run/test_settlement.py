@@ -1,4 +1,5 @@
-"""Claims fence, counters move with their tasks, and counter states decide what is accepted."""
+"""Claims fence writes, counters move with their tasks, and counter states decide which settles
+pass."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def updates_of(change: Change) -> tuple[Update, Update]:
     return flip, count
 
 
-def test_a_claim_takes_waiting_tasks_and_lapsed_ones_only() -> None:
+def test_only_pending_tasks_and_lapsed_claims_can_be_claimed() -> None:
     change = settlement.claim(ref_to(a_task()), now=T0)
 
     (update,) = change.writes
@@ -54,27 +55,27 @@ def test_a_claim_takes_waiting_tasks_and_lapsed_ones_only() -> None:
     assert update.values["claim_until"] == T0 + limits.CLAIM_TTL_S
 
 
-def test_a_claim_is_counted_when_work_starts_and_an_attempt_is_not() -> None:
+def test_a_claim_increments_the_claim_number_but_no_attempt() -> None:
     (update,) = settlement.claim(ref_to(a_task()), now=T0).writes
 
     assert isinstance(update, Update)
     assert update.deltas == {"claim": 1}
 
 
-def test_a_claim_that_was_applied_hands_out_the_row_as_written() -> None:
+def test_an_applied_claim_returns_the_written_row() -> None:
     task = a_claimed_task()
 
     assert settlement.claim_result(Applied((task,)), now=T0) == Claimed(task)
 
 
 @pytest.mark.parametrize("status", sorted(TASK_TERMINAL))
-def test_a_claim_of_a_terminal_task_says_that_it_is_done(status: TaskStatus) -> None:
+def test_a_claim_of_a_terminal_task_finds_it_already_done(status: TaskStatus) -> None:
     row = a_task(status=status)
 
     assert settlement.claim_result(Stale(key_of(row), row), now=T0) == AlreadyDone()
 
 
-def test_a_claim_of_a_task_in_hand_says_until_when() -> None:
+def test_a_claim_of_a_held_task_returns_when_it_lapses() -> None:
     row = a_claimed_task(claim_until=T0 + 40)
 
     verdict = Stale(key_of(row), row)
@@ -83,14 +84,14 @@ def test_a_claim_of_a_task_in_hand_says_until_when() -> None:
     assert settlement.claim_result(verdict, now=T0 + 50) == HeldByOther(until=T0 + 50)
 
 
-def test_a_claim_of_a_row_that_is_not_there_finds_no_task() -> None:
+def test_a_claim_of_a_missing_row_finds_no_task() -> None:
     key = key_of(a_task())
 
     assert settlement.claim_result(Missing(key), now=T0) == NoSuchTask()
     assert settlement.claim_result(Stale(key, None), now=T0) == NoSuchTask()
 
 
-def test_a_heartbeat_is_refused_once_the_claim_has_another_number() -> None:
+def test_a_heartbeat_is_refused_once_the_task_has_another_claim_number() -> None:
     task = a_claimed_task()
 
     (update,) = settlement.extend_claim(ref_to(task), task, now=T0 + 10).writes
@@ -105,7 +106,7 @@ def test_a_heartbeat_is_refused_once_the_claim_has_another_number() -> None:
     }
 
 
-def _every_way_out(task: Task) -> dict[str, Change]:
+def _changes_that_end_a_claim(task: Task) -> dict[str, Change]:
     ref = ref_to(task)
     return {
         "succeed": settlement.succeed(ref, task, RESULT, spent=FREE, now=T0),
@@ -116,8 +117,8 @@ def _every_way_out(task: Task) -> dict[str, Change]:
 
 
 @pytest.mark.parametrize("way", ["succeed", "fail", "release", "hand back"])
-def test_every_way_out_of_a_claim_is_fenced_by_its_number(way: str) -> None:
-    flip, _ = updates_of(_every_way_out(a_claimed_task())[way])
+def test_every_write_that_ends_a_claim_is_fenced_by_its_number(way: str) -> None:
+    flip, _ = updates_of(_changes_that_end_a_claim(a_claimed_task())[way])
 
     assert flip.guard.equals == (("claim", 4),)
     assert flip.guard.status_in == frozenset({TaskStatus.PROCESSING})
@@ -133,10 +134,10 @@ def test_every_way_out_of_a_claim_is_fenced_by_its_number(way: str) -> None:
         ("hand back", RELEASES_PASS),
     ],
 )
-def test_a_draining_gate_lets_tasks_go_back_but_not_settle(
+def test_draining_counters_let_tasks_be_released_but_not_settled(
     way: str, gates: frozenset[CounterState]
 ) -> None:
-    _, count = updates_of(_every_way_out(a_claimed_task())[way])
+    _, count = updates_of(_changes_that_end_a_claim(a_claimed_task())[way])
 
     assert count.guard.status_in == gates
     assert (CounterState.DRAINING in gates) is (way in {"release", "hand back"})
@@ -176,7 +177,7 @@ def test_a_failure_is_counted_under_its_reason(reason: FailureReason) -> None:
     assert set(count.deltas) <= set(a_stats().__struct_fields__)
 
 
-def test_a_retry_counts_as_being_between_tries_and_what_it_cost() -> None:
+def test_a_task_released_for_retry_counts_as_retrying_and_its_cost_is_counted() -> None:
     task = a_claimed_task()
 
     flip, count = updates_of(
@@ -188,7 +189,7 @@ def test_a_retry_counts_as_being_between_tries_and_what_it_cost() -> None:
     assert count.deltas == {"retrying": 1, "credits": 1}
 
 
-def test_handing_back_counts_no_attempt_and_leaves_no_history() -> None:
+def test_releasing_a_claim_counts_no_attempt_and_adds_no_history() -> None:
     task = a_claimed_task()
 
     flip, count = updates_of(settlement.release_claim(ref_to(task), task, now=T0))
@@ -199,7 +200,7 @@ def test_handing_back_counts_no_attempt_and_leaves_no_history() -> None:
     assert count.deltas == {"retrying": 1}, "it was tried before, and is between tries again"
 
 
-def test_every_try_is_kept_in_the_history() -> None:
+def test_every_attempt_is_kept_in_the_history() -> None:
     task = a_claimed_task(attempts=0)
     first, _ = updates_of(
         settlement.release_for_retry(ref_to(task), task, PROBLEM, spent=Cost(2), now=T0 + 1)
@@ -213,27 +214,27 @@ def test_every_try_is_kept_in_the_history() -> None:
     assert [attempt.ended_at for attempt in second.values["history"]] == [T0 + 1, T0 + 9]
 
 
-def test_an_applied_settle_carries_the_counters_behind_it() -> None:
+def test_an_applied_settle_returns_the_counters_after_it() -> None:
     stats = a_stats(admitted=2, done=1)
 
     assert settlement.settle_result(Applied((a_task(), stats)), a_claimed_task()) == Settled(stats)
 
 
-def test_more_tasks_done_than_admitted_is_our_bug_not_an_answer() -> None:
+def test_more_tasks_done_than_admitted_is_an_assertion_error() -> None:
     stats = a_stats(admitted=1, done=2)
 
     with pytest.raises(AssertionError, match="more tasks are done"):
         settlement.settle_result(Applied((a_task(), stats)), a_claimed_task())
 
 
-def test_a_settle_at_a_gate_that_is_not_open_lets_go() -> None:
+def test_a_settle_against_closed_or_missing_counters_finds_the_run_closed() -> None:
     stats = a_stats(status=CounterState.CLOSED)
 
     assert settlement.settle_result(Stale(key_of(stats), stats), a_claimed_task()) == RunClosed()
     assert settlement.settle_result(Missing(key_of(stats)), a_claimed_task()) == RunClosed()
 
 
-def test_a_worker_that_lost_its_claim_hears_so() -> None:
+def test_a_settle_under_an_outdated_claim_number_is_a_lost_claim() -> None:
     mine = a_claimed_task(claim=4)
     row = a_claimed_task(claim=5)
 
@@ -241,27 +242,29 @@ def test_a_worker_that_lost_its_claim_hears_so() -> None:
 
 
 @pytest.mark.parametrize("status", [TaskStatus.SUCCESSFUL, TaskStatus.FAILED, TaskStatus.PENDING])
-def test_a_refusal_by_our_own_earlier_try_is_a_settle(status: TaskStatus) -> None:
+def test_a_stale_settle_is_settled_if_the_row_shows_the_same_claim_and_attempt(
+    status: TaskStatus,
+) -> None:
     mine = a_claimed_task(claim=4)
     row = a_task(status=status, claim=4, attempts=mine.attempts + 1)
 
     assert settlement.settle_result(Stale(key_of(row), row), mine) == Settled(None)
 
 
-def test_a_task_that_its_own_worker_handed_back_is_not_settled() -> None:
+def test_a_settle_of_a_task_released_under_the_same_claim_is_a_lost_claim() -> None:
     mine = a_claimed_task(claim=4)
     row = a_task(status=TaskStatus.PENDING, claim=4, attempts=mine.attempts)
 
     assert settlement.settle_result(Stale(key_of(row), row), mine) == LostClaim()
 
 
-def test_the_last_task_of_a_shard_is_worth_a_look() -> None:
+def test_a_run_may_be_complete_when_all_admitted_tasks_of_a_shard_are_done() -> None:
     assert settlement.may_be_drained(Settled(a_stats(admitted=2, done=2)))
     assert not settlement.may_be_drained(Settled(a_stats(admitted=2, done=1)))
     assert settlement.may_be_drained(Settled(None))
 
 
-def test_settles_that_are_counted_together_keep_their_retries_with_their_shard() -> None:
+def test_when_settles_are_counted_together_retries_stay_with_their_own_shard() -> None:
     task = a_claimed_task(shard=3)
     ref = ref_to(task)
     end = settlement.succeed(ref, task, RESULT, spent=FREE, now=T0)
@@ -275,13 +278,13 @@ def test_settles_that_are_counted_together_keep_their_retries_with_their_shard()
     assert ended.count.key == key_of(a_stats(1))
     assert retried.count.key == key_of(a_stats(3))
     assert (ended.count.deltas, ended.count.guard) == (end.count.deltas, end.count.guard)
-    # The row that was written says nothing about one shard.
+    # The result of the write contains no counters of a single shard.
     assert settlement.settle_result(Applied((None, None)), task) == Settled(None)
     assert ended.count.is_quiet
     assert retried.count.is_quiet
 
 
-def test_a_task_that_keeps_losing_its_workers_comes_to_an_end() -> None:
+def test_a_task_that_keeps_losing_its_workers_fails() -> None:
     claims = 1 + limits.LOST_WORKERS_MAX + 2 + 5
 
     last = a_claimed_task(attempts=2, handed_back=5, claim=claims)
@@ -293,7 +296,7 @@ def test_a_task_that_keeps_losing_its_workers_comes_to_an_end() -> None:
     assert problem.code == "worker_crashed"
 
 
-def test_there_is_a_retry_as_long_as_attempts_are_left() -> None:
+def test_a_task_may_be_retried_while_attempts_are_left() -> None:
     random = Random(1)
 
     def delay(attempts: int) -> float | None:
@@ -307,7 +310,7 @@ def test_there_is_a_retry_as_long_as_attempts_are_left() -> None:
     assert delay(2) is None
 
 
-def test_a_task_between_tries_is_claimed_by_a_change_that_counts_it() -> None:
+def test_a_claim_of_a_retrying_task_decrements_the_retrying_count() -> None:
     row = a_task(attempts=2)
     refused = Stale(key_of(row), row)
 
@@ -320,7 +323,7 @@ def test_a_task_between_tries_is_claimed_by_a_change_that_counts_it() -> None:
     assert count.deltas == {"retrying": -1}
 
 
-def test_a_lapsed_claim_of_a_task_that_was_tried_is_taken_over_uncounted() -> None:
+def test_a_lapsed_claim_of_a_tried_task_is_taken_over_without_a_counter_write() -> None:
     row = a_task(attempts=1, status=TaskStatus.PROCESSING, claim_until=T0 - 1)
 
     change = settlement.reclaim(ref_to(row), Stale(key_of(row), row), now=T0)
@@ -338,24 +341,24 @@ def test_a_lapsed_claim_of_a_task_that_was_tried_is_taken_over_uncounted() -> No
     ],
     ids=["never tried", "over", "held"],
 )
-def test_what_was_refused_for_another_reason_is_not_claimed_again(fields: dict[str, Any]) -> None:
+def test_a_claim_refused_for_another_reason_is_not_repeated(fields: dict[str, Any]) -> None:
     row = a_task(**fields)
 
     assert settlement.reclaim(ref_to(row), Stale(key_of(row), row), now=T0) is None
 
 
-def test_a_claim_that_finds_the_counters_shut_is_let_go() -> None:
+def test_a_claim_refused_by_the_counters_finds_no_task() -> None:
     assert settlement.claim_result(Stale(key_of(a_stats()), a_stats()), now=T0) == NoSuchTask()
 
 
-# First deliveries: held under claim 0, without a write.
+# First deliveries are held under claim 0, without a write.
 
 
 def first_delivery(**fields: Any) -> Task:
     return a_task(started_at=T0, **fields)
 
 
-def test_a_first_delivery_of_a_waiting_task_is_held_without_a_number() -> None:
+def test_a_first_delivery_of_a_pending_task_is_held_without_a_claim_number() -> None:
     claim = settlement.hold_first(a_task(), nonce="f00d", now=T0)
 
     assert claim == Claimed(first_delivery(), "f00d")
@@ -379,11 +382,11 @@ def test_a_first_delivery_of_a_missing_or_ended_task_is_not_held() -> None:
     ],
     ids=["tried", "claimed", "extended by a heartbeat", "damaged"],
 )
-def test_a_task_that_was_claimed_before_must_be_claimed_by_a_write(row: Task) -> None:
+def test_a_task_that_was_claimed_before_is_not_held_without_a_write(row: Task) -> None:
     assert settlement.hold_first(row, nonce="n", now=T0) is None
 
 
-def test_a_settle_of_a_first_delivery_is_refused_once_anybody_claimed_the_task() -> None:
+def test_a_settle_of_a_first_delivery_is_fenced_against_any_claim() -> None:
     task = first_delivery()
 
     change = settlement.succeed(ref_to(task), task, RESULT, spent=FREE, now=T0 + 1)
@@ -405,7 +408,7 @@ def test_a_release_of_a_first_delivery_counts_its_claim_and_its_cost() -> None:
     assert count.deltas == {"credits": 5}
 
 
-def test_a_heartbeat_of_a_first_delivery_shows_it_and_keeps_its_number() -> None:
+def test_a_heartbeat_of_a_first_delivery_writes_it_as_processing_without_a_claim() -> None:
     task = first_delivery()
 
     (update,) = settlement.extend_claim(ref_to(task), task, now=T0 + 20).writes
@@ -417,7 +420,7 @@ def test_a_heartbeat_of_a_first_delivery_shows_it_and_keeps_its_number() -> None
 
 
 @pytest.mark.parametrize(("started_at", "is_own"), [(T0, True), (T0 + 3, False)])
-def test_a_first_delivery_knows_its_own_settle_by_its_start(
+def test_a_first_delivery_recognises_its_own_settle_by_its_start_time(
     started_at: float, is_own: bool
 ) -> None:
     ended = Attempt(number=1, started_at=started_at, ended_at=T0 + 5, problem=None)

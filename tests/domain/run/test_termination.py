@@ -1,4 +1,5 @@
-"""Each way a run or job ends: what must hold for the flip, and what goes with it."""
+"""Each way in which a run or job ends: the guard of the status change, and what is written with
+it."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ def on_job(change: Change) -> Update:
     return _update(change, JobKey(JOB))
 
 
-def gates(change: Change) -> list[Update]:
+def counters_in(change: Change) -> list[Update]:
     return [
         write
         for write in change.writes
@@ -79,7 +80,7 @@ def _inserted(change: Change, kind: type) -> list[Any]:
     return [w.row for w in change.writes if isinstance(w, Insert) and isinstance(w.row, kind)]
 
 
-def test_completing_flips_a_live_run_that_its_job_still_calls_active() -> None:
+def test_completing_needs_a_live_run_that_is_active_in_its_job() -> None:
     change = termination.complete(HOOKED, DONE, ALL_DONE, now=T0 + 7)
 
     assert on_run(change).guard.status_in == lifecycle.RUN_LIVE
@@ -89,16 +90,19 @@ def test_completing_flips_a_live_run_that_its_job_still_calls_active() -> None:
     assert on_job(change).values["active_run_id"] is None
 
 
-def test_completing_closes_every_gate() -> None:
+def test_completing_closes_the_counters_of_every_shard() -> None:
     change = termination.complete(HOOKED, DONE, ALL_DONE, now=T0)
 
-    assert [gate.key for gate in gates(change)] == [StatsKey(JOB, RUN, 0), StatsKey(JOB, RUN, 1)]
-    assert {gate.values["status"] for gate in gates(change)} == {CounterState.CLOSED}
-    for gate in gates(change):
+    assert [gate.key for gate in counters_in(change)] == [
+        StatsKey(JOB, RUN, 0),
+        StatsKey(JOB, RUN, 1),
+    ]
+    assert {gate.values["status"] for gate in counters_in(change)} == {CounterState.CLOSED}
+    for gate in counters_in(change):
         assert gate.guard.status_in == frozenset({CounterState.OPEN, CounterState.DRAINING})
 
 
-def test_the_notice_is_part_of_the_flip() -> None:
+def test_the_notice_is_inserted_in_the_change_that_completes_the_run() -> None:
     change = termination.complete(HOOKED, DONE, ALL_DONE, now=T0)
 
     notice = notice_in(change)
@@ -108,13 +112,13 @@ def test_the_notice_is_part_of_the_flip() -> None:
     assert (notice.occurred_at, notice.due_at) == (T0, T0)
 
 
-def test_without_a_webhook_there_is_no_notice() -> None:
+def test_a_job_without_a_webhook_gets_no_notice() -> None:
     change = termination.complete(a_job(active_run_id=RUN), DONE, ALL_DONE, now=T0)
 
     assert _inserted(change, Notice) == []
 
 
-def test_a_payload_tells_what_happened_and_leaves_out_what_is_not_there() -> None:
+def test_a_payload_describes_the_event_and_omits_absent_fields() -> None:
     payload = json.loads(notice_in(termination.complete(HOOKED, DONE, ALL_DONE, now=T0)).payload)
 
     assert payload == {
@@ -138,14 +142,14 @@ def test_a_payload_tells_what_happened_and_leaves_out_what_is_not_there() -> Non
     }
 
 
-def test_requesting_a_stop_lets_nothing_settle_from_then_on() -> None:
+def test_requesting_a_stop_makes_all_counters_draining_and_keeps_the_status() -> None:
     change = termination.request_stop(DONE, reason="enough", now=T0 + 1)
 
     assert on_run(change).guard.status_in == lifecycle.RUN_LIVE
     assert on_run(change).values["stop_requested_at"] == T0 + 1
     assert on_run(change).values["stop_reason"] == "enough"
-    assert {gate.values["status"] for gate in gates(change)} == {CounterState.DRAINING}
-    assert len(gates(change)) == 2
+    assert {gate.values["status"] for gate in counters_in(change)} == {CounterState.DRAINING}
+    assert len(counters_in(change)) == 2
     assert "status" not in on_run(change).values
 
 
@@ -155,7 +159,7 @@ def test_only_the_first_account_error_fails_a_run() -> None:
     assert on_run(change).guard.equals == (("stop_requested_at", None),)
     assert on_run(change).values["failure_reason"] is RunFailure.INSUFFICIENT_CREDITS
     assert len(on_run(change).values["failure_detail"]) == 500
-    assert {gate.values["status"] for gate in gates(change)} == {CounterState.DRAINING}
+    assert {gate.values["status"] for gate in counters_in(change)} == {CounterState.DRAINING}
 
 
 def stopping(**fields: Any) -> Run:
@@ -163,7 +167,7 @@ def stopping(**fields: Any) -> Run:
     return a_run(**{**values, **fields})
 
 
-def test_a_stop_with_tasks_left_ends_as_stopped() -> None:
+def test_a_stop_with_unfinished_tasks_ends_as_stopped() -> None:
     run = stopping(stop_reason="enough")
 
     change = termination.finish_stop(HOOKED, run, Totals(admitted=2, done=1), now=T0)
@@ -173,7 +177,7 @@ def test_a_stop_with_tasks_left_ends_as_stopped() -> None:
     assert notice_in(change).event_type == "run.stopped"
 
 
-def test_a_run_whose_tasks_had_all_ended_completes_although_it_was_stopped() -> None:
+def test_a_stopping_run_whose_tasks_have_all_ended_completes() -> None:
     run = stopping(stop_reason="enough")
 
     change = termination.finish_stop(HOOKED, run, ALL_DONE, now=T0)
@@ -183,7 +187,7 @@ def test_a_run_whose_tasks_had_all_ended_completes_although_it_was_stopped() -> 
     assert "stop_reason" not in json.loads(notice_in(change).payload)
 
 
-def test_a_run_that_completes_after_all_shows_no_failure() -> None:
+def test_a_failing_run_whose_tasks_have_all_ended_completes_without_a_failure() -> None:
     run = stopping(failure_reason=RunFailure.INSUFFICIENT_CREDITS, failure_detail="none left")
 
     change = termination.finish_stop(HOOKED, run, ALL_DONE, now=T0)
@@ -214,7 +218,7 @@ def test_a_stop_of_an_open_job_does_not_complete_it() -> None:
     assert on_run(change).values["status"] is RunStatus.STOPPED
 
 
-def test_deleting_a_live_run_frees_and_closes_its_job() -> None:
+def test_deleting_a_live_run_clears_the_active_run_and_closes_the_job() -> None:
     job = a_job(latest_run_id=RUN, active_run_id=RUN)
 
     change = termination.delete_run(job, DONE, next_latest=OTHER_RUN, intent_id="s", now=T0)
@@ -223,20 +227,20 @@ def test_deleting_a_live_run_frees_and_closes_its_job() -> None:
     assert on_job(change).values["latest_run_id"] == OTHER_RUN
     assert on_job(change).values["active_run_id"] is None
     assert on_job(change).values["status"] is JobStatus.CLOSED
-    assert {gate.values["status"] for gate in gates(change)} == {CounterState.CLOSED}
+    assert {gate.values["status"] for gate in counters_in(change)} == {CounterState.CLOSED}
 
 
-def test_deleting_an_ended_run_leaves_the_active_one_alone() -> None:
+def test_deleting_an_ended_run_keeps_the_active_run_of_the_job() -> None:
     job = a_job(latest_run_id=OTHER_RUN, active_run_id=OTHER_RUN)
     ended = a_run(status=RunStatus.COMPLETED, ended_at=T0)
 
     change = termination.delete_run(job, ended, next_latest=OTHER_RUN, intent_id="s", now=T0)
 
     assert on_job(change).values == {"updated_at": T0}
-    assert gates(change) == []
+    assert counters_in(change) == []
 
 
-def test_deleting_a_run_is_refused_if_the_job_moved_on() -> None:
+def test_deleting_a_run_is_refused_if_the_job_has_another_active_run() -> None:
     job = a_job(latest_run_id=RUN, active_run_id=None)
 
     change = termination.delete_run(job, DONE, next_latest=None, intent_id="s", now=T0)
@@ -267,17 +271,17 @@ def test_deleting_a_scheduled_job_ends_its_schedule_in_the_same_change(kind: Job
     assert is_ended is (kind is JobType.SCHEDULED)
 
 
-def test_deleting_a_job_shuts_its_live_run() -> None:
+def test_deleting_a_job_closes_the_counters_of_its_live_run() -> None:
     change = termination.delete_job(HOOKED, DONE, intent_id="s", now=T0)
 
     assert on_run(change).guard.status_in == lifecycle.RUN_LIVE
     assert on_run(change).values["status"] is RunStatus.DELETED
-    assert len(gates(change)) == 2
+    assert len(counters_in(change)) == 2
     assert on_job(change).guard.equals == (("active_run_id", RUN),)
 
 
 @pytest.mark.parametrize("what", ["job", "run"])
-def test_a_deletion_leaves_the_intent_to_scrub_twice(what: str) -> None:
+def test_a_deletion_inserts_an_intent_of_two_passes(what: str) -> None:
     if what == "job":
         change = termination.delete_job(HOOKED, None, intent_id="s", now=T0)
     else:
@@ -298,7 +302,7 @@ def test_closing_needs_an_open_job_and_a_live_run() -> None:
     assert on_run(change).values["last_batch_received"] is True
 
 
-def test_an_open_job_whose_run_has_ended_is_closed_alone() -> None:
+def test_closing_a_job_whose_run_has_ended_changes_no_run() -> None:
     change = termination.close_ended(a_job(), now=T0)
 
     update, _ = change.writes

@@ -1,4 +1,4 @@
-"""Where rows are if tasks have a store of their own, and what becomes of a change that crosses."""
+"""Two stores: which store has a row, and how a change that touches both is split."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ IN_ONE_STORE: dict[str, tuple[Change, Place]] = {
 
 
 @pytest.mark.parametrize("change", CROSSINGS.values(), ids=CROSSINGS)
-def test_the_second_part_survives_being_stored(change: Change) -> None:
+def test_the_second_part_survives_encoding(change: Change) -> None:
     parts = two_stores.split(change, token="token", now=T0)
 
     *restored, mark = two_stores.completion(parts.crossing).writes
@@ -84,7 +84,9 @@ def _values_of(writes: object) -> list[object]:
 
 
 @pytest.mark.parametrize("change", CROSSINGS.values(), ids=CROSSINGS)
-def test_the_first_part_decides_and_has_the_second_with_it(change: Change) -> None:
+def test_the_first_part_has_no_task_rows_and_stores_the_second_as_a_crossing(
+    change: Change,
+) -> None:
     parts = two_stores.split(change, token="token", now=T0)
 
     *first, crossing = parts.first.writes
@@ -97,11 +99,11 @@ def test_the_first_part_decides_and_has_the_second_with_it(change: Change) -> No
 
 
 @pytest.mark.parametrize(("change", "place"), IN_ONE_STORE.values(), ids=IN_ONE_STORE)
-def test_what_workers_do_all_the_time_crosses_nothing(change: Change, place: Place) -> None:
+def test_the_frequent_changes_of_workers_touch_one_store_only(change: Change, place: Place) -> None:
     assert two_stores.place_of(change) is place
 
 
-def test_each_kind_of_write_survives_being_stored() -> None:
+def test_each_kind_of_write_survives_encoding() -> None:
     record, other = a_record(), a_task(1)
     change = a_change(
         insert(record), delete(TASK), add(a_stats(), done=1), update(other, claim=2), delete(record)
@@ -117,7 +119,7 @@ def test_each_kind_of_write_survives_being_stored() -> None:
     assert claim.values == {"claim": 2}
 
 
-def test_a_row_that_is_there_already_is_left_out_of_the_second_part() -> None:
+def test_a_row_that_exists_already_is_left_out_of_the_second_part() -> None:
     event = an_event(job_id=JOB)
     parts = two_stores.split(a_change(insert(JOB_ROW), insert(event)), token="t", now=T0)
     change = two_stores.completion(parts.crossing)
@@ -127,14 +129,14 @@ def test_a_row_that_is_there_already_is_left_out_of_the_second_part() -> None:
     assert [write.key for write in rest.writes] == [RecordKey("crossing/t")]
 
 
-def test_readers_of_a_run_that_takes_no_settles_rely_on_the_second_part() -> None:
+def test_reads_of_a_run_that_accepts_no_settles_rely_on_the_second_part() -> None:
     assert two_stores.relies_on_second(a_run(stop_requested_at=T0))
     assert two_stores.relies_on_second(a_run(status=RunStatus.COMPLETED))
     assert not two_stores.relies_on_second(a_run())
     assert not two_stores.relies_on_second(a_job())
 
 
-def test_a_step_counts_each_task_with_its_insert() -> None:
+def test_each_task_is_counted_in_the_change_that_inserts_it() -> None:
     rows: list[Task] = [a_task(n, RunId(RUN)) for n in range(3)]
     batch = a_batch(source=None)
     chunk = ingestion._chunk(batch, RUN_ROW, rows, cursor="", sources=frozenset(), now=T0)

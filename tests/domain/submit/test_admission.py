@@ -1,4 +1,4 @@
-"""Lists become parts of runs: which path, which rows, which counts."""
+"""How a list is admitted to a run: synchronously or later, which rows, which counts."""
 
 from __future__ import annotations
 
@@ -86,13 +86,13 @@ def test_the_size_of_a_list_decides_its_path(tasks_count: int, path: AdmissionMo
     )
 
 
-def test_a_lower_threshold_sends_small_lists_the_long_way() -> None:
+def test_a_list_of_the_synchronous_maximum_or_more_is_admitted_later() -> None:
     assert choose_path(5, at_once_max=90, sync_max=5) is AdmissionMode.LATER
     assert choose_path(4, at_once_max=90, sync_max=5) is AdmissionMode.AT_ONCE
 
 
 @given(st.integers(0, 10**6), st.sampled_from(["0", "7", "01ARZ3NDEKTSV4RRFFQ69G5FAV"]))
-def test_a_line_has_the_same_id_and_shard_however_often_it_is_made(index: int, batch: str) -> None:
+def test_a_line_always_gets_the_same_id_and_shard(index: int, batch: str) -> None:
     run = a_run(shard_count=8)
     spec = TaskSpec(index=index, url="https://example.com/")
     origin = (RUN, BatchId(batch))
@@ -104,7 +104,7 @@ def test_a_line_has_the_same_id_and_shard_however_often_it_is_made(index: int, b
     assert first.shard == again.shard == shard_of(first.task_id, 8)
 
 
-def test_ids_come_from_the_origin_of_a_list_not_from_the_run_that_takes_it() -> None:
+def test_task_ids_are_made_from_the_origin_of_a_list_not_from_its_run() -> None:
     spec = TaskSpec(index=3, url="https://example.com/")
 
     (task,) = admission.make_tasks([spec], ORIGIN, a_run(OTHER_RUN), T0)
@@ -113,7 +113,7 @@ def test_ids_come_from_the_origin_of_a_list_not_from_the_run_that_takes_it() -> 
     assert task.task_id == task_id(RUN, FIRST_BATCH, 3)
 
 
-def test_two_batches_may_count_from_nought_without_sharing_ids() -> None:
+def test_tasks_of_two_batches_with_equal_indexes_have_different_ids() -> None:
     assert task_id(RUN, BatchId("0"), 0) != task_id(RUN, BatchId("1"), 0)
 
 
@@ -125,7 +125,7 @@ def test_an_invalid_line_is_a_task_that_has_failed_already() -> None:
     assert task.problem == BAD_LINE
 
 
-def test_counts_say_what_each_shard_gains() -> None:
+def test_shard_counts_contain_what_each_shard_gains() -> None:
     run = a_run(shard_count=4)
     tasks = tasks_of(run, specs(*[False] * 30, *[True] * 10))
 
@@ -147,7 +147,7 @@ def test_an_inherited_success_counts_as_done_and_successful() -> None:
     assert from_before == {0: {"admitted": 1, "done": 1, "successful": 1}}
 
 
-def test_a_new_job_brings_run_gates_batch_and_tasks_in_one_change() -> None:
+def test_a_new_job_is_one_change_with_run_counters_batch_and_tasks() -> None:
     run = a_run(shard_count=3)
     tasks = tasks_of(run, specs(False, True, False))
     batch = admission.make_batch(run, FIRST_BATCH, None, total=3, now=T0)
@@ -165,7 +165,7 @@ def test_a_new_job_brings_run_gates_batch_and_tasks_in_one_change() -> None:
     assert len(change.writes) == 1 + 1 + 3 + 1 + 3 + 2
 
 
-def test_a_new_job_brings_the_budget_of_its_run_if_it_has_one() -> None:
+def test_a_new_job_with_a_budget_inserts_the_budget_of_its_run() -> None:
     plain, paid = a_run(), a_run(budget=BudgetCap(Unit.CREDITS, 40))
 
     (budget,) = inserts_of(admission.new_job(a_job(), paid, None, []), Budget)
@@ -174,7 +174,7 @@ def test_a_new_job_brings_the_budget_of_its_run_if_it_has_one() -> None:
     assert inserts_of(admission.new_job(a_job(), plain, None, []), Budget) == []
 
 
-def test_only_tasks_that_must_run_are_sent_to_the_queue() -> None:
+def test_only_tasks_that_must_run_are_enqueued() -> None:
     run = a_run()
     tasks = tasks_of(run, specs(False, True, False))
 
@@ -196,7 +196,7 @@ def test_a_list_with_a_source_stays_open_until_it_is_ingested() -> None:
     assert (at_once.status, at_once.done) == (BatchStatus.SEALED, 7)
 
 
-def test_another_run_needs_a_job_that_has_none_under_way() -> None:
+def test_another_run_needs_a_job_without_an_active_run() -> None:
     job, run = a_job(runs_count=1), a_run(OTHER_RUN, sequence=2)
 
     change = admission.new_run(job, run, [], [])
@@ -209,7 +209,7 @@ def test_another_run_needs_a_job_that_has_none_under_way() -> None:
     assert update.deltas == {"runs_count": 1}
 
 
-def test_adding_a_list_and_closing_exclude_each_other_on_the_job_row() -> None:
+def test_adding_a_list_needs_an_open_job_and_a_live_run() -> None:
     job, run = a_job(), a_run()
     tasks = tasks_of(run, specs(False))
     batch = admission.make_batch(run, BatchId("1"), None, total=1, now=T0)
@@ -247,7 +247,7 @@ def test_a_staged_list_adds_to_the_total_only_when_it_is_sealed() -> None:
     assert on_run.deltas == {"planned": 500, "batches_seq": 1, "open_batches": 1}
 
 
-def test_a_list_is_not_admitted_through_a_gate_that_drains() -> None:
+def test_a_list_is_admitted_only_while_the_counters_are_open() -> None:
     run = a_run()
     tasks = tasks_of(run, specs(False))
     batch = admission.make_batch(run, BatchId("1"), None, total=1, now=T0)

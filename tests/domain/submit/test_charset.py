@@ -1,4 +1,4 @@
-"""The text of a page, in the charset that it states."""
+"""The text of a page is decoded in the charset that the page states."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_page_is_read_in_the_charset_that_it_states(body: bytes, content_type:
 
 
 @pytest.mark.parametrize("name", ["idna", "punycode", "undefined", "base64", "zlib", "no-such"])
-def test_a_codec_that_is_no_charset_is_none(name: str) -> None:
+def test_a_python_codec_that_is_no_charset_is_not_used(name: str) -> None:
     body = f"<meta charset={name}>".encode() + b"\xff"
 
     assert find_charset(body, "text/html") is None

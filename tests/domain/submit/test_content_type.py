@@ -1,4 +1,4 @@
-"""The ending of a file that holds a body."""
+"""The file extension of a stored body."""
 
 from __future__ import annotations
 
@@ -21,5 +21,7 @@ from conveyor.domain.submit.scraper_params import extension_for
         ("../etc/passwd", "bin"),
     ],
 )
-def test_the_ending_of_a_file_follows_from_its_type(content_type: str, extension: str) -> None:
+def test_the_extension_of_a_file_follows_from_its_content_type(
+    content_type: str, extension: str
+) -> None:
     assert extension_for(content_type) == extension

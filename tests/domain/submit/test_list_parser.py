@@ -1,4 +1,4 @@
-"""Reading lists: the same lines however the bytes are cut, and never more in memory than a line."""
+"""Lists are read line by line in bounded memory, and chunk boundaries do not matter."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ texts = st.text(st.sampled_from('ab,;"\r\n \t#é\x00http://'), max_size=200)
 
 
 def read(spec: ListSpec, content: bytes, sizes: list[int] | None = None) -> list[Line]:
-    """All lines of a list that is fed in pieces of these sizes, then the rest at once."""
+    """All lines of a list that is fed in chunks of these sizes, and then the rest at once."""
     reader, at = ListReader(spec), 0
     lines: list[Line] = []
     for size in sizes or []:
@@ -47,7 +47,7 @@ def flaws(spec: ListSpec, content: bytes) -> list[str | None]:
 
 
 @given(text=texts, delimiter=st.sampled_from(",;\t"), quote=st.sampled_from("\"'"), sizes=cuts)
-def test_csv_in_any_pieces_gives_the_records_of_the_csv_module(
+def test_csv_in_any_chunks_gives_the_records_of_the_csv_module(
     text: str, delimiter: str, quote: str, sizes: list[int]
 ) -> None:
     spec = ListSpec(ListFormat.CSV, external_id=1, delimiter=delimiter, quote=quote)
@@ -69,7 +69,7 @@ def test_csv_in_any_pieces_gives_the_records_of_the_csv_module(
     sizes=cuts,
     zipped=st.booleans(),
 )
-def test_where_the_bytes_are_cut_makes_no_difference(
+def test_chunk_boundaries_do_not_change_the_lines(
     content: bytes, spec: ListSpec, sizes: list[int], zipped: bool
 ) -> None:
     if content.startswith(b"\x1f\x8b"):
@@ -101,7 +101,7 @@ def _storable(text: str) -> str:
 
 
 @given(content=texts, spec=st.sampled_from([TEXT, CSV]), at=st.integers(0, 50))
-def test_a_second_reading_that_skips_what_was_had_gives_the_rest(
+def test_a_second_reading_in_other_chunks_gives_the_same_remaining_lines(
     content: str, spec: ListSpec, at: int
 ) -> None:
     lines = read(spec, content.encode())
@@ -109,7 +109,7 @@ def test_a_second_reading_that_skips_what_was_had_gives_the_rest(
     assert read(spec, content.encode(), [3, 5, 7])[at:] == lines[at:]
 
 
-def test_text_has_a_url_a_line_with_blanks_comments_and_a_byte_order_mark_left_out() -> None:
+def test_a_text_list_has_a_url_a_line_and_skips_blanks_comments_and_a_byte_order_mark() -> None:
     content = b"\xef\xbb\xbfhttps://a.b/1\r\n\r\n# a comment\n  https://a.b/2 \rhttps://a.b/3"
 
     lines = read(TEXT, content)
@@ -121,7 +121,7 @@ def test_text_has_a_url_a_line_with_blanks_comments_and_a_byte_order_mark_left_o
     ]
 
 
-def test_csv_finds_its_columns_by_the_names_in_the_header() -> None:
+def test_csv_columns_are_found_by_their_names_in_the_header() -> None:
     content = b'\xef\xbb\xbf"name", link ,more\nn1,https://a.b/1,x\n\n,https://a.b/2\nn3\n'
 
     lines = read(NAMED, content)
@@ -133,17 +133,17 @@ def test_csv_finds_its_columns_by_the_names_in_the_header() -> None:
     ]
 
 
-def test_a_header_without_the_named_column_breaks_the_list() -> None:
+def test_a_csv_header_without_the_named_column_makes_the_list_invalid() -> None:
     with pytest.raises(ListBroken, match="no column named 'link'"):
         read(NAMED, b"name,url\nn1,https://a.b/1\n")
 
 
-def test_a_header_that_cannot_be_read_breaks_the_list() -> None:
+def test_a_csv_header_that_cannot_be_read_makes_the_list_invalid() -> None:
     with pytest.raises(ListBroken, match="header"):
         read(NAMED, b"name,\xff\nn1,https://a.b/1\n")
 
 
-def test_ndjson_has_tasks_or_bare_urls_and_bad_lines_keep_their_places() -> None:
+def test_ndjson_lines_are_tasks_or_bare_urls_and_invalid_lines_keep_their_index() -> None:
     task = {"url": "https://a.b/1", "method": "POST", "body": {"a": 1}, "metadata": {"k": "v"}}
     content = [json.dumps(task), "", '"https://a.b/2"', "{", '{"uri": 1}', "7", '{"url": "x"}']
 
@@ -157,13 +157,13 @@ def test_ndjson_has_tasks_or_bare_urls_and_bad_lines_keep_their_places() -> None
 
 
 @pytest.mark.parametrize("spec", [TEXT, CSV], ids=["text", "csv"])
-def test_bytes_that_are_no_utf_8_spoil_their_own_line_only(spec: ListSpec) -> None:
+def test_bytes_that_are_not_utf_8_invalidate_only_their_own_line(spec: ListSpec) -> None:
     content = b"https://a.b/1\nhttps://a.b/\xff\nhttps://a.b/3\n"
 
     assert flaws(spec, content) == [None, "invalid_encoding", None]
 
 
-def test_a_line_of_ndjson_that_names_a_key_twice_is_bad() -> None:
+def test_an_ndjson_line_with_a_repeated_key_is_invalid() -> None:
     content = (
         b'{"url":"http://a/","url":"http://b/"}\n{"url":"http://c/","metadata":{"x":"1","x":"2"}}'
     )
@@ -175,7 +175,7 @@ def test_a_line_of_ndjson_that_names_a_key_twice_is_bad() -> None:
 
 @pytest.mark.parametrize("spec", [TEXT, NDJSON, CSV], ids=["text", "ndjson", "csv"])
 @pytest.mark.parametrize("more", [1, 2, 3, 100_000])
-def test_a_line_that_is_too_long_spoils_itself_only(spec: ListSpec, more: int) -> None:
+def test_a_line_that_is_too_long_invalidates_only_itself(spec: ListSpec, more: int) -> None:
     long = b"x" * (limits.LIST_LINE_BYTES_MAX + more)
     content = b'"https://a.b/1"\r\n' + long + b'\r\n"https://a.b/3"\r\n' + long
 
@@ -185,7 +185,7 @@ def test_a_line_that_is_too_long_spoils_itself_only(spec: ListSpec, more: int) -
     assert [line.draft.flaw for line in read(spec, content, [4096] * 90)] == whole
 
 
-def test_a_quote_that_is_never_closed_spoils_one_record_of_bounded_length() -> None:
+def test_a_quote_that_is_never_closed_invalidates_one_record_of_bounded_length() -> None:
     row = b"https://a.b/1,x\n"
     content = b'"open\n' + row * (2 * limits.LIST_LINE_BYTES_MAX // len(row))
 
@@ -196,7 +196,7 @@ def test_a_quote_that_is_never_closed_spoils_one_record_of_bounded_length() -> N
     assert len(problems) > limits.LIST_LINE_BYTES_MAX // len(row)
 
 
-def test_more_lines_than_a_list_may_have_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_with_more_lines_than_allowed_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "TASKS_MAX", 3)
 
     assert len(urls(TEXT, b"a\nb\n\nc\n")) == 3
@@ -204,7 +204,7 @@ def test_more_lines_than_a_list_may_have_are_too_many(monkeypatch: pytest.Monkey
         urls(TEXT, b"a\nb\nc\nd")
 
 
-def test_members_of_gzip_follow_each_other_and_zeros_may_pad_them() -> None:
+def test_concatenated_gzip_members_are_read_and_trailing_zeros_ignored() -> None:
     content = gzip.compress(b"https://a.b/1\nhttps:") + gzip.compress(b"//a.b/2\n") + b"\0" * 9
 
     assert urls(TEXT, content) == ["https://a.b/1", "https://a.b/2"]
@@ -220,13 +220,13 @@ def test_members_of_gzip_follow_each_other_and_zeros_may_pad_them() -> None:
     ],
     ids=["truncated", "trailing", "damaged"],
 )
-def test_gzip_that_is_cut_or_damaged_breaks_the_list(content: bytes) -> None:
+def test_truncated_or_damaged_gzip_makes_the_list_invalid(content: bytes) -> None:
     with pytest.raises(ListBroken, match="gzip"):
         read(TEXT, content)
 
 
 def deflate_of(block: bytes, count: int) -> bytes:
-    """One gzip member, made of blocks that hold nothing."""
+    """One gzip member of empty blocks."""
     return bytes.fromhex("1f8b0800000000000003") + block * count
 
 
@@ -240,7 +240,7 @@ def deflate_of(block: bytes, count: int) -> bytes:
     ],
     ids=["empty members", "members of a line", "empty blocks", "padding"],
 )
-def test_gzip_that_is_work_without_lines_breaks_the_list(content: bytes) -> None:
+def test_gzip_that_inflates_to_hardly_any_lines_makes_the_list_invalid(content: bytes) -> None:
     sizes = [16_384] * (len(content) // 16_384 + 1)
 
     with pytest.raises(ListBroken, match=r"too many members|hardly anything"):
@@ -256,10 +256,10 @@ def test_blank_lines_are_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", [TEXT, NDJSON, CSV], ids=["text", "ndjson", "csv"])
-def test_a_bomb_is_too_large_and_takes_no_memory(
+def test_a_decompression_bomb_is_too_large_and_is_never_held_in_memory(
     spec: ListSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """64 MiB of one line out of 64 KiB: more is inflated than may ever be held."""
+    """64 KiB inflate to one line of 64 MiB, more than may be held at any time."""
     monkeypatch.setattr(limits, "LIST_BYTES_MAX", 48 * 1024 * 1024)
     bomb = zlib.compressobj(9, zlib.DEFLATED, 31)
     content = b"".join(bomb.compress(b"a" * 1024 * 1024) for _ in range(64)) + bomb.flush()
@@ -274,7 +274,9 @@ def test_a_bomb_is_too_large_and_takes_no_memory(
 
 
 @given(content=texts, sizes=cuts)
-def test_a_quick_count_is_never_below_the_number_of_lines(content: str, sizes: list[int]) -> None:
+def test_the_quick_line_count_is_never_below_the_number_of_lines(
+    content: str, sizes: list[int]
+) -> None:
     body, at, ends = content.encode(), 0, 0
     reader = ListReader(TEXT)
     for size in [*sizes, len(body)]:

@@ -1,4 +1,5 @@
-"""Scraper parameters: the keys that exist, one spelling for each value, and no smuggled headers."""
+"""Scraper parameters: the known keys, one spelling for each value, and headers that cannot be
+injected."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def reason_of(params_in: dict[str, object]) -> str:
     return refusal.value.reason
 
 
-def test_the_parameters_are_those_of_the_contract_extract_and_the_conditions() -> None:
+def test_the_parameters_are_those_of_the_contract_plus_extract_and_the_conditions() -> None:
     contract = """mode js_render js_instructions custom_headers premium_proxy proxy_country
     session_id original_status allowed_status_codes wait_for wait block_resources json_response
     css_extractor autoparse response_type outputs"""
@@ -55,7 +56,7 @@ def test_the_parameters_are_those_of_the_contract_extract_and_the_conditions() -
     assert set(contract.split()) | {"extract"} | CONDITIONS == PARAMS.keys()
 
 
-def test_all_parameters_have_a_size_together() -> None:
+def test_the_total_size_of_all_parameters_is_limited() -> None:
     params_in: dict[str, object] = {"css_extractor": "x" * 14_000, "js_instructions": "y" * 15_000}
 
     with pytest.raises(InvalidParam, match=r"js_instructions is too long: all parameters may take"):
@@ -66,7 +67,7 @@ def test_all_parameters_have_a_size_together() -> None:
 @pytest.mark.parametrize(
     ("value", "canonical"), [("text", "text"), (True, "true"), (False, "false"), (1500, "1500")]
 )
-def test_every_parameter_takes_text_booleans_and_whole_numbers(
+def test_every_parameter_accepts_text_booleans_and_whole_numbers(
     key: str, value: object, canonical: str
 ) -> None:
     assert check_params({key: value}).values == {key: canonical}
@@ -82,7 +83,7 @@ def test_a_parameter_that_does_not_exist_is_unknown(key: str) -> None:
     assert reason_of({key: "1"}) == "unknown_param"
 
 
-def test_text_has_a_longest_length_and_no_stray_bytes() -> None:
+def test_text_has_a_maximum_length_and_no_control_characters() -> None:
     longest = "x" * limits.PARAM_VALUE_CHARS_MAX
 
     assert check_params({"css_extractor": longest}).values == {"css_extractor": longest}
@@ -96,7 +97,7 @@ def test_each_response_type_is_a_format(value: str) -> None:
     assert derive_format(check_params({"response_type": value}).values) is Format(value)
 
 
-def test_enumerated_parameters_take_only_their_values() -> None:
+def test_enumerated_parameters_accept_only_their_values() -> None:
     assert check_params({"mode": "auto"}).values == {"mode": "auto"}
     assert reason_of({"mode": "manual"}) == "invalid_param_value"
     assert reason_of({"response_type": "html"}) == "invalid_param_value"
@@ -117,7 +118,7 @@ def test_enumerated_parameters_take_only_their_values() -> None:
         ({"response_type": "markdown", "css_extractor": "x"}, Format.MARKDOWN),
     ],
 )
-def test_a_chosen_response_type_outranks_what_parsing_would_give(
+def test_an_explicit_response_type_outranks_the_format_of_other_parameters(
     params_in: dict[str, object], expected: Format
 ) -> None:
     assert derive_format(check_params(params_in).values) is expected
@@ -128,7 +129,7 @@ def test_every_format_has_a_content_type() -> None:
 
 
 @pytest.mark.parametrize("params_in", [{"X-One": "1"}, '{"X-One": "1"}'])
-def test_headers_come_as_an_object_or_as_its_text(params_in: object) -> None:
+def test_headers_are_accepted_as_an_object_or_as_its_json_text(params_in: object) -> None:
     params = check_params({"custom_headers": params_in, "wait": 5})
 
     assert params.headers == {"X-One": "1"}
@@ -173,7 +174,7 @@ def test_a_header_that_could_not_be_sent_as_one_is_refused(headers: dict[str, ob
         "proxy-connection",
     ],
 )
-def test_headers_of_the_connection_are_not_the_callers(name: str) -> None:
+def test_connection_headers_cannot_be_set_by_the_caller(name: str) -> None:
     assert reason_of({"custom_headers": {name: "x"}}) == "invalid_param_value"
 
 
@@ -183,7 +184,7 @@ def test_text_that_is_no_object_of_headers_is_refused(text: str) -> None:
 
 
 @given(st.dictionaries(st.text(max_size=8), st.text(max_size=12), max_size=3))
-def test_whatever_passes_as_headers_holds_no_line_break(headers: dict[str, str]) -> None:
+def test_accepted_headers_contain_no_line_break(headers: dict[str, str]) -> None:
     try:
         checked = check_params({"custom_headers": dict(headers)}).headers
     except InvalidParam:
@@ -196,7 +197,7 @@ def test_whatever_passes_as_headers_holds_no_line_break(headers: dict[str, str])
 
 
 @pytest.mark.parametrize("text", ["", "404", "404,500", " 404 , 500", ",".join(["404"] * 50), 404])
-def test_lists_of_statuses_are_taken(text: object) -> None:
+def test_lists_of_statuses_are_accepted(text: object) -> None:
     assert check_params({"allowed_status_codes": text}).values["allowed_status_codes"] == str(text)
 
 
@@ -219,17 +220,17 @@ def test_lists_of_statuses_are_taken(text: object) -> None:
     ],
     ids=lambda text: repr(text)[:20],
 )
-def test_anything_else_is_no_list_of_statuses(text: object) -> None:
+def test_text_that_is_no_list_of_statuses_is_refused(text: object) -> None:
     assert reason_of({"allowed_status_codes": text}) == "invalid_param_value"
 
 
 @pytest.mark.parametrize("key", sorted(PARAMS))
-def test_no_number_is_too_large_to_be_refused(key: str) -> None:
+def test_a_huge_number_is_refused_as_an_invalid_value(key: str) -> None:
     assert reason_of({key: 10**5000}) == "invalid_param_value"
 
 
 @pytest.mark.parametrize("key", sorted(PARAMS))
-def test_each_parameter_is_honoured_or_refused_by_a_direct_fetch(key: str) -> None:
+def test_each_parameter_is_either_supported_or_refused_by_a_direct_fetch(key: str) -> None:
     plain = {"allowed_status_codes", "custom_headers", "original_status"} | CONDITIONS
 
     assert DIRECT_SUPPORT.find_unsupported({key: "auto"}) == ([] if key in plain else [key])
@@ -259,7 +260,7 @@ def test_a_direct_fetch_makes_no_pdf() -> None:
         ({"css_extractor": '{"a": "h1"}', "response_type": "markdown"}, "css_extractor"),
     ],
 )
-def test_what_cannot_be_extracted_is_refused_before_anything_is_fetched(
+def test_an_extraction_that_cannot_work_is_refused_at_submission(
     params: dict[str, str], key: str
 ) -> None:
     with pytest.raises(InvalidParam) as caught:
@@ -268,7 +269,7 @@ def test_what_cannot_be_extracted_is_refused_before_anything_is_fetched(
     assert (caught.value.reason, caught.value.key) == ("invalid_param_value", key)
 
 
-def test_a_line_may_not_add_a_second_form_to_that_of_its_job() -> None:
+def test_a_line_may_not_add_a_second_extraction_to_that_of_its_job() -> None:
     job = {"css_extractor": '{"a": "h1"}'}
 
     with pytest.raises(InvalidParam, match=r"^outputs cannot be combined with css_extractor"):
@@ -277,13 +278,13 @@ def test_a_line_may_not_add_a_second_form_to_that_of_its_job() -> None:
     EXTRACTING_SUPPORT.check({}, job)
 
 
-def test_without_its_packages_extraction_is_refused_with_what_to_install() -> None:
+def test_extraction_without_its_packages_is_refused_with_what_to_install() -> None:
     with pytest.raises(InvalidParam, match=r"^outputs needs `pip install 'conveyor\[gateway\]'`"):
         DIRECT_SUPPORT.check({"outputs": "links"})
 
 
 @pytest.mark.parametrize("value", ["false", "False", "0", ""])
-def test_a_parameter_that_is_off_needs_no_gateway(value: str) -> None:
+def test_a_parameter_that_is_off_is_accepted_without_a_gateway(value: str) -> None:
     DIRECT_SUPPORT.check({"js_render": value, "premium_proxy": value})
 
 
@@ -297,7 +298,7 @@ def test_a_parameter_that_is_off_needs_no_gateway(value: str) -> None:
         ({"extract": "auto"}, "extract needs the hosted service"),
     ],
 )
-def test_where_a_browser_is_at_hand_the_remedy_is_the_missing_parameter(
+def test_with_a_local_browser_the_remedy_names_the_missing_parameter(
     params: dict[str, str], remedy: str
 ) -> None:
     support = replace(DIRECT_SUPPORT, rendering=GatewaySupport(frozenset(OWN_PARAMS)))

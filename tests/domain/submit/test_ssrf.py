@@ -82,7 +82,7 @@ from conveyor.domain.submit.target import (
         "0177.0.0.1",
     ],
 )
-def test_an_address_that_is_not_plainly_public_is_forbidden(address: str) -> None:
+def test_an_address_that_is_not_clearly_public_is_forbidden(address: str) -> None:
     assert forbidden_address(address) is not None
     assert TargetPolicy().forbids_address(address) is not None
 
@@ -96,7 +96,7 @@ def test_a_public_address_is_allowed(address: str) -> None:
 
 
 def nat64(prefix: int, length: int, number: int) -> int:
-    """An IPv4 address behind a prefix, as RFC 6052 places it: around bits 64 to 71."""
+    """An IPv4 address behind a prefix, placed around bits 64 to 71 as RFC 6052 requires."""
     if length == 96:
         return prefix << 32 | number
     high_bits = min(32, 64 - length)
@@ -105,7 +105,8 @@ def nat64(prefix: int, length: int, number: int) -> int:
     return prefix << (128 - length) | high << (64 - length - high_bits + 64) | after
 
 
-# Each takes the number of an IPv4 address, and gives the number of an IPv6 address that holds it.
+# Each function takes an IPv4 address as a number and returns the number of an IPv6 address that
+# contains it.
 WRAPPERS: dict[str, Callable[[int], int]] = {
     "mapped": lambda number: 0xFFFF << 32 | number,
     "v4-compatible": lambda number: number,
@@ -130,7 +131,7 @@ PREFIXES = st.integers(0, 2**96 - 1)
 @pytest.mark.parametrize("form", WRAPPERS)
 @given(address=st.ip_addresses(v=4))
 @settings(max_examples=30)
-def test_a_wrapped_address_is_never_more_allowed_than_the_bare_one(
+def test_an_ipv6_address_that_contains_a_forbidden_ipv4_address_is_forbidden(
     form: str, address: ipaddress.IPv4Address
 ) -> None:
     wrapped = ipaddress.IPv6Address(WRAPPERS[form](int(address)))
@@ -147,7 +148,7 @@ def test_a_wrapped_address_is_never_more_allowed_than_the_bare_one(
 @pytest.mark.parametrize("form", WRAPPERS)
 @pytest.mark.parametrize("service", ["169.254.169.254", "169.254.170.2", "100.100.100.200"])
 @pytest.mark.parametrize("policy", [TargetPolicy(), TargetPolicy(allow_private=True)])
-def test_a_wrapped_metadata_service_is_refused_in_both_modes(
+def test_a_metadata_service_inside_an_ipv6_address_is_refused_in_both_modes(
     form: str, service: str, policy: TargetPolicy
 ) -> None:
     wrapped = ipaddress.IPv6Address(WRAPPERS[form](int(ipaddress.IPv4Address(service))))
@@ -157,7 +158,9 @@ def test_a_wrapped_metadata_service_is_refused_in_both_modes(
 
 
 @pytest.mark.parametrize("form", WRAPPERS)
-def test_a_wrapped_multicast_address_is_refused_where_private_is_allowed(form: str) -> None:
+def test_a_multicast_address_inside_an_ipv6_address_is_refused_where_private_is_allowed(
+    form: str,
+) -> None:
     wrapped = ipaddress.IPv6Address(WRAPPERS[form](int(ipaddress.IPv4Address("239.1.2.3"))))
 
     assert TargetPolicy(allow_private=True).forbids_address(str(wrapped)) is not None
@@ -177,7 +180,7 @@ def test_a_metadata_service_behind_any_translation_prefix_is_refused_in_both_mod
 
 
 @given(st.ip_addresses(v=6))
-def test_an_allowed_ipv6_address_lies_in_the_public_space(ip: ipaddress.IPv6Address) -> None:
+def test_an_allowed_ipv6_address_is_in_the_public_range(ip: ipaddress.IPv6Address) -> None:
     assume(ip.ipv4_mapped is None)
 
     if ip not in ipaddress.ip_network("2000::/3"):
@@ -187,7 +190,7 @@ def test_an_allowed_ipv6_address_lies_in_the_public_space(ip: ipaddress.IPv6Addr
 
 
 @pytest.mark.parametrize("service", ["fd00:ec2::254", "fe80::a9fe:a9fe", "::ffff:169.254.169.254"])
-def test_a_zone_hides_no_metadata_service(service: str) -> None:
+def test_a_zone_id_does_not_hide_a_metadata_service(service: str) -> None:
     assert forbidden_metadata_address(f"{service}%eth0") == "a metadata service"
 
 
@@ -227,7 +230,7 @@ def site(url: str) -> Target:
 
 
 @pytest.mark.parametrize("port", [22, 25, 6379, 8080, 11211])
-def test_only_web_ports_and_configured_ones_are_open(port: int) -> None:
+def test_only_web_ports_and_configured_ports_are_allowed(port: int) -> None:
     target = site(f"http://example.com:{port}/")
 
     assert TargetPolicy().forbids_target(target) is not None
@@ -235,19 +238,19 @@ def test_only_web_ports_and_configured_ones_are_open(port: int) -> None:
     assert TargetPolicy(allow_private=True).forbids_target(target) is None
 
 
-def test_either_web_port_is_open_to_either_scheme() -> None:
+def test_both_web_ports_are_allowed_with_both_schemes() -> None:
     assert TargetPolicy().forbids_target(site("http://example.com:443/")) is None
     assert TargetPolicy().forbids_target(site("https://example.com/")) is None
 
 
-def test_our_own_host_names_may_be_denied() -> None:
+def test_host_names_of_the_service_itself_can_be_denied() -> None:
     policy = TargetPolicy(denied_hosts=frozenset({"api.conveyor.example"}), allow_private=True)
 
     assert policy.forbids_target(site("https://api.conveyor.example/v1/jobs")) is not None
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "10.0.0.1", "::1", "fd12::1"])
-def test_private_addresses_open_where_they_are_allowed(address: str) -> None:
+def test_private_addresses_can_be_fetched_where_they_are_allowed(address: str) -> None:
     assert TargetPolicy(allow_private=True).forbids_address(address) is None
 
 

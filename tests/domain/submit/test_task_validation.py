@@ -1,4 +1,4 @@
-"""Which lines are tasks, and the contract's reason for each that is not."""
+"""Which lines are valid tasks, and the reason that the contract gives for each that is not."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def refusal_of(**fields: Any) -> Refusal:
     return refusal.value
 
 
-def test_a_plain_line_is_a_task_without_secrets() -> None:
+def test_a_line_with_only_a_url_is_a_task_without_secrets() -> None:
     spec, secrets = checked()
 
     assert spec == TaskSpec(index=3, url=URL)
@@ -60,11 +60,11 @@ def test_a_plain_line_is_a_task_without_secrets() -> None:
         ("http://example.com:6379/", "forbidden_target"),
     ],
 )
-def test_a_url_that_is_not_fetched_is_refused_with_its_reason(url: object, reason: str) -> None:
+def test_a_url_that_may_not_be_fetched_is_refused_with_its_reason(url: object, reason: str) -> None:
     assert refusal_of(url=url).reason == reason
 
 
-def test_a_gateway_elsewhere_decides_about_its_own_targets() -> None:
+def test_the_target_is_not_checked_if_a_remote_gateway_fetches_it() -> None:
     draft = TaskDraft(url="http://10.0.0.1:8080/")
 
     spec, _ = check_task(0, draft, {}, None, REMOTE_SUPPORT)
@@ -81,7 +81,7 @@ def test_a_gateway_elsewhere_decides_about_its_own_targets() -> None:
         "ftp://user:SECRET@example.com/?x",
     ],
 )
-def test_a_refusal_shows_enough_to_find_the_line_but_no_secret(url: str) -> None:
+def test_a_refusal_shows_the_start_of_the_url_but_no_secret(url: str) -> None:
     refusal = refusal_of(url=url)
 
     assert refusal.value is not None
@@ -129,20 +129,20 @@ def test_a_line_that_the_gateway_cannot_fetch_is_refused_by_its_parameter() -> N
     assert (refusal.value.reason, refusal.value.value) == ("unsupported_param", "js_render")
 
 
-def test_a_body_that_is_text_is_a_form() -> None:
+def test_a_body_that_is_a_json_string_is_sent_as_a_form() -> None:
     _, secrets = checked(method="POST", body=b'"a=1&b=2"')
 
     assert secrets == Secrets(body=b"a=1&b=2", content_type="application/x-www-form-urlencoded")
 
 
 @pytest.mark.parametrize("body", [b'{"a": 1}', b"[1]", b"5", b"true"])
-def test_any_other_body_is_sent_as_the_json_it_came_as(body: bytes) -> None:
+def test_any_other_json_body_is_sent_unchanged_as_json(body: bytes) -> None:
     _, secrets = checked(method="POST", body=body)
 
     assert secrets == Secrets(body=body, content_type="application/json")
 
 
-def test_a_body_of_null_is_no_body() -> None:
+def test_a_null_body_is_no_body() -> None:
     assert checked(method="GET", body=b"null")[1] is None
 
 
@@ -159,8 +159,8 @@ def test_a_body_that_cannot_be_sent_is_refused(method: str, body: bytes, reason:
     assert refusal_of(method=method, body=body).reason == reason
 
 
-def test_a_body_that_is_nested_too_deeply_is_refused_or_sent_as_it_is() -> None:
-    """Python 3.14 reads many more levels than earlier ones, more than fit into a body."""
+def test_a_body_that_is_nested_too_deeply_is_refused_or_sent_unchanged() -> None:
+    """Python 3.14 parses more levels than earlier versions, and more than fit into a body."""
     body = b"[" * 5000 + b"]" * 5000
 
     outcome: object
@@ -173,13 +173,13 @@ def test_a_body_that_is_nested_too_deeply_is_refused_or_sent_as_it_is() -> None:
     assert outcome in {"body_malformed", body}
 
 
-def test_metadata_has_a_size_in_bytes_too() -> None:
+def test_the_size_of_metadata_in_bytes_is_limited() -> None:
     value = {f"key{n}": "\N{SNOWMAN}" * limits.METADATA_VALUE_CHARS_MAX for n in range(20)}
 
     assert refusal_of(metadata=value).reason == "metadata_too_large"
 
 
-def test_a_task_that_is_too_large_as_a_whole_is_refused() -> None:
+def test_a_task_whose_total_size_is_too_large_is_refused() -> None:
     metadata = {f"key{n}": "x" * 1000 for n in range(11)}
     body = b'"' + b"x" * (limits.TASK_BODY_BYTES_MAX - 2) + b'"'
 
@@ -187,11 +187,11 @@ def test_a_task_that_is_too_large_as_a_whole_is_refused() -> None:
 
 
 @pytest.mark.parametrize("value", ["", "a b", "x" * 129, "ä", "a/b", "a#b", "a\n", 5, ["a"]])
-def test_an_external_id_has_a_narrow_alphabet(value: object) -> None:
+def test_an_external_id_with_other_characters_is_refused(value: object) -> None:
     assert refusal_of(external_id=value).reason == "invalid_external_id"
 
 
-def test_an_external_id_of_the_alphabet_is_kept() -> None:
+def test_an_external_id_of_allowed_characters_is_kept() -> None:
     spec, _ = checked(external_id="Row-1_a.b")
 
     assert spec.external_id == "Row-1_a.b"
@@ -211,14 +211,14 @@ def test_an_external_id_of_the_alphabet_is_kept() -> None:
         ({"k": "\ud800"}, "metadata_key_invalid"),
     ],
 )
-def test_metadata_is_a_small_map_of_text(value: object, reason: str) -> None:
+def test_metadata_must_be_a_small_map_of_text(value: object, reason: str) -> None:
     refusal = refusal_of(metadata=value)
 
     assert refusal.reason == reason
     msgspec.json.encode(invalid_task(0, refusal))
 
 
-def test_metadata_that_says_nothing_is_none() -> None:
+def test_empty_metadata_is_stored_as_none() -> None:
     assert check_metadata(None) is None
     assert check_metadata({}) is None
     assert check_metadata({"k": "v"}) == {"k": "v"}
@@ -249,7 +249,7 @@ def test_a_lines_own_parameters_are_checked_like_a_jobs(
     assert refusal.value == (value or "custom_headers")
 
 
-def test_headers_of_a_line_are_kept_apart_to_be_sealed() -> None:
+def test_headers_of_a_line_are_separated_to_be_encrypted() -> None:
     spec, secrets = checked(params={"custom_headers": {"Cookie": "CANARY"}, "wait": 5})
 
     assert spec.params == {"wait": "5"}
@@ -257,7 +257,7 @@ def test_headers_of_a_line_are_kept_apart_to_be_sealed() -> None:
     assert b"CANARY" not in msgspec.json.encode(spec)
 
 
-def test_a_refused_line_is_reported_by_its_position() -> None:
+def test_a_refused_line_is_reported_by_its_index() -> None:
     reported = invalid_task(17, Refusal("malformed_url", "exa mple"))
 
     assert (reported.index, reported.reason, reported.value) == (17, "malformed_url", "exa mple")

@@ -47,7 +47,7 @@ from conveyor.domain.submit.target import (
         ("http://example.com/a?b=http://c.com/@d:e", "http://example.com/a?b=http://c.com/@d:e"),
     ],
 )
-def test_a_good_url_is_read_into_one_spelling(text: str, url: str) -> None:
+def test_a_valid_url_is_normalised_to_one_spelling(text: str, url: str) -> None:
     target = parse_url(text)
 
     assert isinstance(target, Target)
@@ -131,7 +131,7 @@ def test_a_good_url_is_read_into_one_spelling(text: str, url: str) -> None:
         "://example.com",
     ],
 )
-def test_a_doubtful_url_is_malformed(text: str) -> None:
+def test_an_ambiguous_url_is_malformed(text: str) -> None:
     refusal = parse_url(text)
 
     assert isinstance(refusal, BadUrl)
@@ -173,14 +173,14 @@ def test_other_schemes_are_not_supported(text: str) -> None:
         "http://#",
     ],
 )
-def test_a_url_without_a_host_says_so(text: str) -> None:
+def test_a_url_without_a_host_is_refused_with_that_reason(text: str) -> None:
     refusal = parse_url(text)
 
     assert isinstance(refusal, BadUrl)
     assert refusal.reason is UrlReason.MISSING_HOST
 
 
-def test_a_url_may_have_2048_characters_and_no_more() -> None:
+def test_a_url_may_have_at_most_2048_characters() -> None:
     base = "http://example.com/"
     longest = base + "a" * (2048 - len(base))
 
@@ -209,7 +209,7 @@ _URLS = (
 @pytest.mark.slow
 @given(_URLS)
 @settings(max_examples=500, deadline=None)
-def test_no_text_crashes_the_parser_and_its_spelling_is_stable(text: str) -> None:
+def test_no_text_crashes_the_parser_and_its_normal_form_is_stable(text: str) -> None:
     target = parse_url(text)
 
     if isinstance(target, Target):
@@ -227,7 +227,7 @@ _TAILS = st.from_regex(r"(:[0-9]{1,6})?(/[a-z%0-9.]{0,6})?(\?[a-z%0-9=]{0,6})?",
 @pytest.mark.slow
 @given(st.sampled_from(["http", "https"]), _HOSTS, _TAILS)
 @settings(max_examples=500, deadline=None)
-def test_the_quick_way_and_the_careful_way_agree(scheme: str, host: str, tail: str) -> None:
+def test_the_fast_parser_and_the_careful_parser_agree(scheme: str, host: str, tail: str) -> None:
     text = f"{scheme}://{host}{tail}"
 
     assert parse_url(text) == _parse_carefully(text)
@@ -253,7 +253,7 @@ def test_the_quick_way_and_the_careful_way_agree(scheme: str, host: str, tail: s
         ("/a?u=../..", "https://site.com:8443/a?u=../.."),
     ],
 )
-def test_a_redirect_leads_where_the_standard_says(location: str, url: str) -> None:
+def test_a_redirect_location_is_resolved_as_rfc_3986_says(location: str, url: str) -> None:
     base = parse_url("https://site.com:8443/a/b?c=d")
     assert isinstance(base, Target)
 
@@ -275,7 +275,7 @@ def test_a_redirect_leads_where_the_standard_says(location: str, url: str) -> No
         "http://0x7f.1/",
     ],
 )
-def test_a_redirect_to_a_doubtful_place_is_refused(location: str) -> None:
+def test_a_redirect_to_an_ambiguous_url_is_refused(location: str) -> None:
     base = parse_url("https://site.com/")
     assert isinstance(base, Target)
 

@@ -52,7 +52,7 @@ def test_a_url_has_one_normal_form(url: str, normal: str) -> None:
         ("http://example.com/a//b", "http://example.com/a/b"),
     ],
 )
-def test_what_a_site_can_tell_apart_stays_apart(one: str, other: str) -> None:
+def test_urls_that_a_site_can_tell_apart_have_different_normal_forms(one: str, other: str) -> None:
     assert normalize_url(one) != normalize_url(other)
 
 
@@ -61,6 +61,6 @@ def test_a_text_that_is_no_url_has_no_normal_form() -> None:
 
 
 @given(st.text(alphabet="aB/.%123456eEfF?&=~-_#", max_size=40))
-def test_normalising_again_changes_nothing(tail: str) -> None:
+def test_normalising_twice_gives_the_same_url(tail: str) -> None:
     normal = normalize_url(f"http://example.com/{tail}")
     assert normal is None or normalize_url(normal) == normal
