@@ -1,4 +1,4 @@
-"""The blobs that the laws are run against: every engine's, and S3 emulated."""
+"""The blob engines that the laws are tested with: one of every engine, and S3 on an emulator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.builders import ManualClock
 from tests.conformance.engines import ENGINES
 
 BUCKET = "conformance"
-_MADE: set[str] = set()
+_CREATED: set[str] = set()
 
 OpenBlobs = Callable[[pytest.FixtureRequest, Path], AbstractAsyncContextManager[Blobs]]
 
@@ -42,12 +42,13 @@ async def _open_emulator(request: pytest.FixtureRequest, data_dir: Path) -> Asyn
 
 @asynccontextmanager
 async def s3_blobs(url: str) -> AsyncIterator[S3Blobs]:
-    """In a bucket that is empty before and after: a server has room for few of them."""
+    """Blobs in a bucket that is empty before and after, because a server has room for few
+    buckets."""
     access = an_access(s3=url)
-    if url not in _MADE:
+    if url not in _CREATED:
         async with a_boto_transport(access) as transport:
             await an_aws_client(transport).call("s3", "CreateBucket", {"Bucket": BUCKET})
-        _MADE.add(url)
+        _CREATED.add(url)
     async with an_http_transport(access) as transport:
         client = an_aws_client(transport)
         try:

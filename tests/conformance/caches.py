@@ -1,4 +1,4 @@
-"""The caches that the laws are run against, in one table."""
+"""The table of caches that the laws are tested with."""
 
 from __future__ import annotations
 

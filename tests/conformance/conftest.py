@@ -1,4 +1,4 @@
-"""One engine per test, of every kind, and its parts by name."""
+"""Fixtures: one engine of every kind per test, and its ports by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The coordinators that the laws are run against, in one table."""
+"""The table of coordinators that the laws are tested with."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.aws import an_access, an_aws_client, an_http_transport
 from tests.builders import ServerClock
 from tests.conformance.engines import ENGINES
 
-# A server on a busy machine may take longer to answer than a worker would wait for it.
+# On a busy machine a server may take longer to answer than a worker would wait for it.
 REDIS_ANSWER_S = 60.0
 
 
 class LinkAt(CoredisConnection):
-    """Scripts run on the real server, but take the time from a clock of ours."""
+    """A connection that runs scripts on the real server with the time of the test's clock."""
 
     def __init__(self, inner: CoredisConnection, clock: Clock) -> None:
         vars(self).update(vars(inner))
@@ -39,7 +39,7 @@ class LinkAt(CoredisConnection):
 
 
 def a_space() -> str:
-    """A part of a shared server for one test."""
+    """Returns the name of a part of a shared server, for one test."""
     return f"test-{SystemRandom().getrandbits(64):x}"
 
 
@@ -74,7 +74,7 @@ async def _on_modelled_redis(
 async def _on_dynamo(
     name: str, request: pytest.FixtureRequest, clock: Clock
 ) -> AsyncGenerator[Coordinator, None]:
-    """Clocks do not differ here, so nobody waits for those that do."""
+    """`skew_s` is 0, because all clocks agree here."""
     table = a_space()
     async with an_http_transport(
         an_access(dynamodb=request.getfixturevalue("ministack"))
@@ -85,7 +85,7 @@ async def _on_dynamo(
 
 
 def a_table_of_leases(name: str) -> dict[str, Any]:
-    """What a coordinator needs of a table."""
+    """The CreateTable parameters that a coordinator needs."""
     kinds = {"pk": "HASH", "sk": "RANGE"}
     return {
         "TableName": name,

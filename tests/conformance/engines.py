@@ -1,4 +1,4 @@
-"""The engines that the laws are run against, in one table."""
+"""The table of engines that the laws are tested with."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def _open_embedded(data_dir: Path, clock: Clock, random: Random) -> AsyncI
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwsEngine:
-    """The store on DynamoDB; its companions are memory's."""
+    """The store on DynamoDB; the other ports are in memory."""
 
     store: Store
     queue: Queue
@@ -78,7 +78,7 @@ _tables = count()
 
 @cache
 def _ministack() -> str:
-    """One for all tests of a process, each with a table of its own."""
+    """One server for all tests of a process; each test has a table of its own."""
     stack = ExitStack()
     atexit.register(stack.close)
     return stack.enter_context(a_ministack(Path(stack.enter_context(TemporaryDirectory()))))
@@ -101,7 +101,7 @@ async def _open_aws(data_dir: Path, clock: Clock, random: Random) -> AsyncIterat
 
 @cache
 def _postgres() -> str:
-    """One server for all tests of a process, each with a schema of its own."""
+    """One server for all tests of a process; each test has a schema of its own."""
     stack = ExitStack()
     atexit.register(stack.close)
     return stack.enter_context(a_postgres()).url
@@ -109,7 +109,7 @@ def _postgres() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostgresEngine:
-    """The ports on Postgres, with bodies in memory: the composition root adds those it stores."""
+    """The ports on Postgres; blobs are in memory, because the engine has none of its own."""
 
     store: Store
     queue: Queue
@@ -138,7 +138,7 @@ def _split(records: Store, tasks: Store, queue: Queue, clock: Clock) -> SplitSto
 
 @asynccontextmanager
 async def _open_mixed(data_dir: Path, clock: Clock, random: Random) -> AsyncIterator[Engine]:
-    """Records on DynamoDB, tasks on Postgres: both over their networks."""
+    """Records on DynamoDB and tasks on Postgres, both on real servers."""
     async with (
         _open_aws(data_dir, clock, random) as aws,
         _open_postgres(data_dir, clock, random) as postgres,
@@ -164,7 +164,7 @@ async def _open_memories(data_dir: Path, clock: Clock, random: Random) -> AsyncI
 async def _open_modelled_postgres(
     data_dir: Path, clock: Clock, random: Random
 ) -> AsyncIterator[Engine]:
-    """The Postgres engine over a model of the server at its best."""
+    """The Postgres engine on a model of the server without faults."""
     server = Server(execute, random)
 
     async def connect() -> Any:
@@ -184,7 +184,7 @@ NAMES = Names(table="conveyor", bucket="conveyor", queue_prefix="conveyor-")
 
 @asynccontextmanager
 async def _open_modelled(data_dir: Path, clock: Clock, random: Random) -> AsyncIterator[Engine]:
-    """The AWS engine, whole, over models of its services at their best; no clocks differ."""
+    """The complete AWS engine on models of its services without faults; all clocks agree."""
     model = AwsModel(clock=ServerClock(clock), fault_source=FaultSource(random=random))
     engine = await a_modelled_engine(model, NAMES, clock=clock, random=random)
     client = an_aws_client(model)
@@ -196,7 +196,8 @@ async def _open_modelled(data_dir: Path, clock: Clock, random: Random) -> AsyncI
 async def _open_modelled_store(
     data_dir: Path, clock: Clock, random: Random
 ) -> AsyncIterator[Engine]:
-    """With a queue that answers as memory's does: SQS's own has ways that are its own."""
+    """The modelled AWS engine with a memory queue, because SQS may answer differently from
+    memory."""
     async with _open_modelled(data_dir, clock, random) as whole:
         assert isinstance(whole.store, DynamoStore)
         queue = memory_engine(clock=clock, random=random).queue
@@ -225,7 +226,8 @@ WALKED = {**ENGINES, "aws-modelled": _open_modelled_store}
 
 @asynccontextmanager
 async def fresh_engine(name: str, clock: Clock, *, seed: int = 1) -> AsyncIterator[Engine]:
-    """A new engine of this kind that is gone afterwards: for tests that need one per example."""
+    """Opens a new engine of this kind and removes it afterwards, for tests that need one per
+    example."""
     with TemporaryDirectory() as data_dir:
         async with WALKED[name](Path(data_dir), clock, Random(seed)) as engine:
             yield engine

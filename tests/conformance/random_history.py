@@ -1,10 +1,10 @@
-"""A worker's walk through an engine: every step picks from what the worker has really seen.
+"""A random history of calls of an engine, in which each call uses what earlier calls returned.
 
-A walk drawn blindly would almost never name a receipt that exists. Here a step says what to do
-and which of the things in hand to do it with, counting from the newest, so most steps bite: some
-with the newest row, receipt or claim, some with one that was overtaken. Answers are told by role
-(the third message received, the second lease), because receipts and lease ids differ by engine.
-"""
+Calls with random arguments would almost never name a receipt that exists. Here a step names a
+method and counts back from the newest row, receipt or claim to choose its arguments. So most
+steps have an effect: some use the newest one, some an outdated one. Answers refer to messages
+and leases by their number (the third message received), because receipts and lease ids differ by
+engine."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ from tests.builders import (
 )
 from tests.conformance.engines import Engine
 from tests.conformance.sample_queries import SHARD_COUNT, make_questions
-from tests.conformance.strategies import RUNS, at_home, home, job_of, newest, some_run, stream
+from tests.conformance.strategies import RUNS, job_of, newest, some_run, stream, with_job, with_jobs
 
 T = TypeVar("T")
 
@@ -73,7 +73,7 @@ NOT_CLOSED = sources(COUNTERS, CounterEvent.CLOSED)
 
 
 class Step(NamedTuple):
-    """What to do, and two numbers that pick what to do it with."""
+    """A method of `Walker`, and two numbers that choose its arguments."""
 
     verb: str
     pick: int
@@ -82,10 +82,9 @@ class Step(NamedTuple):
 
 @dataclass
 class Walker:
-    """What one worker has seen of one engine, oldest first.
+    """Performs steps and keeps what one worker has received from one engine, oldest first.
 
-    Where `rows_overlap`, a step of an ingest may meet a row that another change has counted.
-    """
+    If `rows_overlap`, an ingest step may meet a task row that another change has counted."""
 
     engine: Engine
     clock: ManualClock
@@ -97,8 +96,8 @@ class Walker:
     keys: dict[AnyKey, None] = field(default_factory=dict)
     blob_keys: dict[str, None] = field(default_factory=dict)
 
-    async def rest(self, pick: int, other: int) -> None:
-        """What a step shrinks to when it does not matter."""
+    async def do_nothing(self, pick: int, other: int) -> None:
+        """Does nothing. Hypothesis shrinks a step to this if the step does not matter."""
 
     async def take(self, step: Step) -> object:
         return await VERBS[step.verb](self, step.pick, step.other)
@@ -121,7 +120,8 @@ class Walker:
 
     async def admit_inline(self, pick: int, other: int) -> object:
         job_id, run_id = some_run(pick)
-        # Further on than the opening's ingest: the next one meets a row that is already there.
+        # The index lies behind the ingest of the opening steps, so the next ingest meets an
+        # existing row.
         index = (2 if self.rows_overlap else 100) + pick % 4
         task = a_task(index, run_id, shard=index % SHARD_COUNT, url="https://inline.example")
         stats = a_stats(task.shard, run_id, job_id=job_id)
@@ -147,7 +147,7 @@ class Walker:
             values={"done": batch.done + len(tasks), "updated_at": self.clock.now()},
             gate_in=OPEN_GATE,
         )
-        return self._seen(await self.engine.store.put_chunk(chunk))
+        return self._collect(await self.engine.store.put_chunk(chunk))
 
     async def take_over(self, pick: int, other: int) -> object:
         batch = newest(self.batches, pick)
@@ -176,7 +176,8 @@ class Walker:
         return await self._commit([change])
 
     async def settle(self, pick: int, other: int) -> object:
-        """Two of the claims in hand, in one call; one may be of the same task and overtaken."""
+        """Settles two of the held claims in one call; one may be an outdated claim of the same
+        task."""
         picked = [newest(self.claims, pick), newest(self.claims, other)]
         changes: list[Change] = []
         for number, task in enumerate(picked):
@@ -196,7 +197,7 @@ class Walker:
             )
         return await self._commit(changes)
 
-    async def hand_back(self, pick: int, other: int) -> object:
+    async def release_task(self, pick: int, other: int) -> object:
         task = newest(self.claims, pick)
         if task is None:
             return None
@@ -206,7 +207,7 @@ class Walker:
         )
         return await self._commit([change])
 
-    async def shut_gate(self, pick: int, other: int) -> object:
+    async def change_counter_state(self, pick: int, other: int) -> object:
         job_id, run_id = some_run(pick)
         event = CounterEvent.DRAINING if other % 3 else CounterEvent.CLOSED
         stats = a_stats(other % SHARD_COUNT, run_id, job_id=job_id)
@@ -235,22 +236,22 @@ class Walker:
             [a_change(update(record, guard, response_status=201, response_body="{}"))]
         )
 
-    async def forget(self, pick: int, other: int) -> object:
+    async def delete_rows(self, pick: int, other: int) -> object:
         task = newest(self.claims, pick)
-        forgotten = [a_change(delete(a_record(f"key-{other % 2}")))]
+        deletions = [a_change(delete(a_record(f"key-{other % 2}")))]
         if task is not None and other % 2:
-            forgotten.append(a_change(delete(task, Guard(equals=(("claim", task.claim),)))))
-        return await self._commit(forgotten)
+            deletions.append(a_change(delete(task, Guard(equals=(("claim", task.claim),)))))
+        return await self._commit(deletions)
 
-    async def plan_scrub(self, pick: int, other: int) -> object:
+    async def plan_deletion(self, pick: int, other: int) -> object:
         job_id, run_id = some_run(pick)
         intent = a_deletion_intent(
             pick, job_id=job_id, run_id=run_id, due_at=self.clock.now() + other
         )
         return await self._commit([a_change(insert(intent))])
 
-    async def plan_fire(self, pick: int, other: int) -> object:
-        """A schedule that appears, or one that moves on if it is where it was thought to be."""
+    async def plan_schedule(self, pick: int, other: int) -> object:
+        """Inserts a schedule, or moves one under a guard on its version."""
         fire_at = self.clock.now() + other if pick % 4 else None
         schedule = a_schedule(some_run(pick)[0], next_fire_at=fire_at, version=other % 2)
         guard = Guard(equals=(("version", other % 3),))
@@ -265,14 +266,15 @@ class Walker:
         return await self._commit([a_change(insert(export)), a_change(expiring)])
 
     async def sample(self, pick: int, other: int) -> object:
-        """A sample of a run, which is stored with the run's row or not at all."""
+        """Takes a sample, which is stored together with the run's row or not at all."""
         job_id, run_id = some_run(pick)
         noted = update(a_run(run_id, job_id=job_id), sampled_at=self.clock.now(), sampled_done=pick)
         taken = insert(a_sample(other, run_id, job_id=job_id, at=self.clock.now()))
         return await self._commit([a_change(noted, taken)])
 
-    async def scrub(self, pick: int, other: int) -> object:
-        """In bites, to the end: which rows go first is the engine's business."""
+    async def delete_run_rows(self, pick: int, other: int) -> object:
+        """Deletes in several calls until nothing is left. Which rows go first depends on the
+        engine."""
         job_id, run_id = some_run(pick)
         total = 0
         while count := await self.engine.store.delete_run_rows(
@@ -281,14 +283,14 @@ class Walker:
             total += count
         return total
 
-    async def purge(self, pick: int, other: int) -> object:
+    async def delete_expired(self, pick: int, other: int) -> object:
         return await self.engine.store.delete_expired(self.clock.now())
 
-    async def look(self, pick: int, other: int) -> object:
+    async def read_row(self, pick: int, other: int) -> object:
         key = newest(list(self.keys), pick)
         return None if key is None else await self._read(key)
 
-    async def ask(self, pick: int, other: int) -> object:
+    async def find_rows(self, pick: int, other: int) -> object:
         after = newest(self.messages, other)
         run = some_run(pick)
         behind = after.ref.task_id if after else None
@@ -337,7 +339,7 @@ class Walker:
         self.leases += taken
         return len(taken)
 
-    async def enter(self, pick: int, other: int) -> object:
+    async def acquire_hosts(self, pick: int, other: int) -> object:
         pool = HostPool(some_run(pick)[0], "example.com", cap=2, spacing_s=other % 3)
         taken = await self.engine.coordinator.acquire_hosts([pool, pool], ttl_s=10)
         self.leases += [lease for lease in taken if lease is not None]
@@ -368,7 +370,7 @@ class Walker:
         self.clock.advance((0.5, 1, 5, 10)[pick % 4])
 
     async def dump(self) -> object:
-        """Everything that can be seen of the engine."""
+        """Returns everything that can be read from the engine."""
         queue, coordinator = self.engine.queue, self.engine.coordinator
         return {
             "rows": [await self._read(key) for key in self.keys],
@@ -393,12 +395,12 @@ class Walker:
         return await self.engine.store.read(key)
 
     async def _commit(self, changes: Sequence[Change]) -> object:
-        changes = [at_home(change) for change in changes]
+        changes = [with_jobs(change) for change in changes]
         self.keys |= dict.fromkeys(write.key for change in changes for write in change.writes)
-        return [self._seen(verdict) for verdict in await self.engine.store.commit(changes)]
+        return [self._collect(verdict) for verdict in await self.engine.store.commit(changes)]
 
-    def _seen(self, verdict: Verdict) -> Verdict:
-        """Remembers the rows that an answer showed: ours to go on with, or what stood there."""
+    def _collect(self, verdict: Verdict) -> Verdict:
+        """Keeps the batches and claims that a verdict contains, for later steps."""
         rows = verdict.rows if isinstance(verdict, Applied) else [getattr(verdict, "row", None)]
         for row in rows:
             if isinstance(row, Batch):
@@ -408,19 +410,25 @@ class Walker:
         return verdict
 
     def _note(self, *rows: Row) -> None:
-        self.keys |= dict.fromkeys(home(key_of(row)) for row in rows)
+        self.keys |= dict.fromkeys(with_job(key_of(row)) for row in rows)
 
     def _picked(self, pick: int, other: int) -> list[Message]:
         picked = [newest(self.messages, pick), newest(self.messages, other)]
         return [message for message in picked if message is not None]
 
 
-WORK = ("admit", "ingest", "receive", "claim", "settle")
+FREQUENT = ("admit", "ingest", "receive", "claim", "settle")
 VERBS: dict[str, Callable[[Walker, int, int], Awaitable[object]]] = {
     name: verb
     for name, verb in vars(Walker).items()
     if iscoroutinefunction(verb) and not name.startswith("_") and name not in {"take", "dump"}
 }
-RUIN = ("scrub", "close_run", "forget", "delete_bodies")
-# The steps of ordinary work come often, and those that end it seldom.
-WEIGHTED = ["rest", *sorted(VERBS.keys() - set(RUIN)) * 2, *RUIN, *WORK * 4, *("wait",) * 3]
+DESTRUCTIVE = ("delete_run_rows", "close_run", "delete_rows", "delete_bodies")
+# Steps of ordinary work come often, and steps that delete rows or queues seldom.
+WEIGHTED = [
+    "do_nothing",
+    *sorted(VERBS.keys() - set(DESTRUCTIVE)) * 2,
+    *DESTRUCTIVE,
+    *FREQUENT * 4,
+    *("wait",) * 3,
+]

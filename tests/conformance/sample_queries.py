@@ -1,4 +1,4 @@
-"""One question of every kind, for engines to answer alike."""
+"""One query of every kind, whose results are compared between engines."""
 
 from __future__ import annotations
 
@@ -44,29 +44,29 @@ def make_questions(
 ) -> list[Question]:
     running, ended = frozenset({RunStatus.RUNNING}), frozenset({RunStatus.STOPPED})
     return [
-        _asking(
+        _find_by(
             TasksOf(job_id=job_id, run_id=run_id, shard_count=SHARD_COUNT, after=after, limit=limit)
         ),
-        _asking(StatsOf(job_id=job_id, run_id=run_id, shard_count=SHARD_COUNT)),
-        _asking(JobsOf(caller=CALLER, statuses=frozenset(JobStatus), limit=limit)),
-        _asking(
+        _find_by(StatsOf(job_id=job_id, run_id=run_id, shard_count=SHARD_COUNT)),
+        _find_by(JobsOf(caller=CALLER, statuses=frozenset(JobStatus), limit=limit)),
+        _find_by(
             JobsOf(caller=CALLER, statuses=frozenset(JobStatus), type=JobType.REGULAR, limit=limit)
         ),
-        _asking(RunsOf(job_id=job_id, statuses=frozenset(RunStatus), limit=limit)),
-        _asking(BatchesOf(job_id=job_id, run_id=run_id)),
-        _asking(SamplesOf(job_id=job_id, run_id=run_id, limit=limit)),
-        _asking(RunsIn(statuses=running, after=run_id if after else None, limit=limit)),
-        _asking(RunsIn(statuses=running | ended, updated_since=now - 5, limit=limit)),
-        _asking(BatchesIn(statuses=frozenset(BatchStatus), idle_since=now - 5, limit=limit)),
-        _asking(DueNotices(statuses=frozenset(NoticeStatus), due_by=now, limit=limit)),
-        _asking(NoticesOf(job_id=job_id, limit=limit)),
-        _asking(NoticesOf(job_id=job_id, run_id=run_id, limit=limit)),
-        _asking(DueScrubs(due_by=now, limit=limit)),
-        _asking(UnfinishedCrossings(limit=limit)),
-        _asking(EventsOf(caller=CALLER, after=limit // 2, limit=limit)),
-        _asking(UnplacedEvents(before=now - 5, limit=limit)),
-        _asking(DueSchedules(statuses=frozenset(ScheduleStatus), due_by=now, limit=limit)),
-        _asking(
+        _find_by(RunsOf(job_id=job_id, statuses=frozenset(RunStatus), limit=limit)),
+        _find_by(BatchesOf(job_id=job_id, run_id=run_id)),
+        _find_by(SamplesOf(job_id=job_id, run_id=run_id, limit=limit)),
+        _find_by(RunsIn(statuses=running, after=run_id if after else None, limit=limit)),
+        _find_by(RunsIn(statuses=running | ended, updated_since=now - 5, limit=limit)),
+        _find_by(BatchesIn(statuses=frozenset(BatchStatus), idle_since=now - 5, limit=limit)),
+        _find_by(DueNotices(statuses=frozenset(NoticeStatus), due_by=now, limit=limit)),
+        _find_by(NoticesOf(job_id=job_id, limit=limit)),
+        _find_by(NoticesOf(job_id=job_id, run_id=run_id, limit=limit)),
+        _find_by(DueScrubs(due_by=now, limit=limit)),
+        _find_by(UnfinishedCrossings(limit=limit)),
+        _find_by(EventsOf(caller=CALLER, after=limit // 2, limit=limit)),
+        _find_by(UnplacedEvents(before=now - 5, limit=limit)),
+        _find_by(DueSchedules(statuses=frozenset(ScheduleStatus), due_by=now, limit=limit)),
+        _find_by(
             DueSchedules(
                 statuses=frozenset({ScheduleStatus.ACTIVE}),
                 due_by=now + 5,
@@ -74,13 +74,13 @@ def make_questions(
                 limit=limit,
             )
         ),
-        _asking(DueExports(due_by=now, limit=limit)),
-        _asking(DueExpiries(due_by=now, limit=limit)),
-        _asking(ExpiredInputs(expired_by=now, limit=limit)),
-        _asking(DueCrawls(due_by=now, limit=limit)),
-        _asking(CrawlStepsOf(job_id=job_id, run_id=run_id, first=2, limit=limit)),
+        _find_by(DueExports(due_by=now, limit=limit)),
+        _find_by(DueExpiries(due_by=now, limit=limit)),
+        _find_by(ExpiredInputs(expired_by=now, limit=limit)),
+        _find_by(DueCrawls(due_by=now, limit=limit)),
+        _find_by(CrawlStepsOf(job_id=job_id, run_id=run_id, first=2, limit=limit)),
     ]
 
 
-def _asking(query: Query[Q]) -> Question:
+def _find_by(query: Query[Q]) -> Question:
     return lambda store: store.find(query)

@@ -1,4 +1,4 @@
-"""What a walk picks from: the runs there are, and the things in hand."""
+"""What the steps of a random history choose from: a few runs, and the things received so far."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ async def stream(pieces: list[bytes]) -> AsyncGenerator[bytes, None]:
 
 
 def newest(things: Sequence[T], number: int) -> T | None:
-    """The thing in hand that is `number` back from the newest."""
+    """The item that is `number` back from the newest."""
     return things[-1 - number % len(things)] if things else None
 
 
 def some_run(number: int) -> tuple[JobId, RunId]:
-    """Mostly the first: work that gathers in one place meets itself."""
+    """Mostly the first run, so that steps affect each other."""
     return RUNS[max(0, number % 6 - 3)]
 
 
@@ -36,13 +36,13 @@ def job_of(run_id: RunId) -> JobId:
     return next(job_id for job_id, other_run_id in RUNS if other_run_id == run_id)
 
 
-def home(key: AnyKey) -> AnyKey:
-    """A task's key with the job of its run, which the row itself does not know."""
+def with_job(key: AnyKey) -> AnyKey:
+    """Returns a task's key with the job of its run, which the task row does not contain."""
     if isinstance(key, TaskKey):
         return msgspec.structs.replace(key, job_id=job_of(key.run_id))
     return key
 
 
-def at_home(change: Change) -> Change:
-    writes = (msgspec.structs.replace(write, key=home(write.key)) for write in change.writes)
+def with_jobs(change: Change) -> Change:
+    writes = (msgspec.structs.replace(write, key=with_job(write.key)) for write in change.writes)
     return msgspec.structs.replace(change, writes=tuple(writes))

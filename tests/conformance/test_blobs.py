@@ -1,4 +1,4 @@
-"""The laws of Blobs: whole or absent, replaced as a whole, plain keys only
+"""The laws of Blobs: a body is whole or absent and replaced as a whole, and keys are plain
 (docs/storage.md, Blob keys)."""
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SMALL = b"x" * 20_000
     [[b"body"], [b"bo", b"", b"dy"], [], [b""], [b"\x00\r\n\xff"], [BIG, b"tail"], [BIG] * 9],
     ids=["one", "several", "none", "empty", "binary", "big", "huge"],
 )
-async def test_a_body_that_was_added_is_opened_by_the_key_that_was_answered(
+async def test_an_added_body_is_opened_by_the_returned_key(
     blobs: Blobs, parts: list[bytes]
 ) -> None:
     body = b"".join(parts)
@@ -54,7 +54,7 @@ async def test_a_body_that_was_added_is_opened_by_the_key_that_was_answered(
     assert await _read(blobs, stored.key, start=2) == body[2:]
 
 
-async def test_bodies_that_are_added_at_once_do_not_mix(blobs: Blobs) -> None:
+async def test_bodies_that_are_added_concurrently_do_not_mix(blobs: Blobs) -> None:
     keys: dict[int, str] = {}
 
     async def add(number: int) -> None:
@@ -70,7 +70,7 @@ async def test_bodies_that_are_added_at_once_do_not_mix(blobs: Blobs) -> None:
         assert await _read(blobs, key) == SMALL + str(number).encode()
 
 
-async def test_a_cancelled_add_leaves_the_bodies_beside_it_whole(blobs: Blobs) -> None:
+async def test_a_cancelled_add_does_not_damage_concurrent_adds(blobs: Blobs) -> None:
     stored: dict[int, Stored] = {}
 
     async def add(number: int) -> None:
@@ -91,7 +91,7 @@ async def test_a_cancelled_add_leaves_the_bodies_beside_it_whole(blobs: Blobs) -
         assert await _read(blobs, body.key) == SMALL + str(number).encode()
 
 
-async def test_deleting_a_prefix_takes_what_was_added_below_it(blobs: Blobs) -> None:
+async def test_deleting_a_prefix_removes_added_bodies_below_it(blobs: Blobs) -> None:
     doomed = await blobs.add("jobs/j", "name", [b"doomed"])
     beside = await blobs.add("jobs/jj", "name", [b"beside"])
 
@@ -108,7 +108,7 @@ async def test_deleting_a_prefix_takes_what_was_added_below_it(blobs: Blobs) -> 
     [[b"body"], [b"bo", b"", b"dy"], [], [b""], [b"\x00\r\n\xff"], [BIG, b"tail"]],
     ids=["one", "several", "none", "empty", "binary", "big"],
 )
-async def test_a_body_comes_back_as_the_parts_joined(blobs: Blobs, parts: list[bytes]) -> None:
+async def test_a_body_is_read_as_its_joined_parts(blobs: Blobs, parts: list[bytes]) -> None:
     body = b"".join(parts)
 
     stored = await blobs.put(KEY, parts)
@@ -120,27 +120,27 @@ async def test_a_body_comes_back_as_the_parts_joined(blobs: Blobs, parts: list[b
 @pytest.mark.parametrize(
     "start", [0, 1, 65_535, 65_536, 65_537, len(BIG) - 1, len(BIG), len(BIG) + 1]
 )
-async def test_a_body_is_streamed_from_the_byte_asked_for(blobs: Blobs, start: int) -> None:
+async def test_a_body_is_streamed_from_the_requested_byte(blobs: Blobs, start: int) -> None:
     await blobs.put(KEY, [BIG])
 
     assert await _read(blobs, KEY, start=start) == BIG[start:]
 
 
-async def test_a_key_without_a_body_is_missing(blobs: Blobs) -> None:
+async def test_opening_a_key_without_a_body_raises_blob_missing(blobs: Blobs) -> None:
     await blobs.put(f"{KEY}0", [b"body"])
 
     with pytest.raises(BlobMissing):
         await _read(blobs, KEY)
 
 
-async def test_a_key_that_others_lie_under_has_no_body_itself(blobs: Blobs) -> None:
+async def test_a_prefix_of_a_key_has_no_body(blobs: Blobs) -> None:
     await blobs.put(KEY, [b"body"])
 
     with pytest.raises(BlobMissing):
         await _read(blobs, f"jobs/{JOB}")
 
 
-async def test_putting_again_replaces_the_body_as_a_whole(blobs: Blobs) -> None:
+async def test_a_second_put_replaces_the_body_as_a_whole(blobs: Blobs) -> None:
     await blobs.put(KEY, [b"a longer body than the next"])
 
     await blobs.put(KEY, [b"short"])
@@ -148,7 +148,9 @@ async def test_putting_again_replaces_the_body_as_a_whole(blobs: Blobs) -> None:
     assert await _read(blobs, KEY) == b"short"
 
 
-async def test_a_reader_of_a_body_that_is_replaced_gets_one_of_the_two_whole(blobs: Blobs) -> None:
+async def test_a_reader_during_a_replacement_gets_one_of_the_two_bodies_as_a_whole(
+    blobs: Blobs,
+) -> None:
     old, new = b"a" * len(BIG), b"b" * len(BIG)
     await blobs.put(KEY, [old])
 
@@ -161,7 +163,7 @@ async def test_a_reader_of_a_body_that_is_replaced_gets_one_of_the_two_whole(blo
     assert await _read(blobs, KEY) == new
 
 
-async def test_no_reader_sees_part_of_a_put(blobs: Blobs) -> None:
+async def test_no_reader_sees_a_part_of_a_put(blobs: Blobs) -> None:
     whole = {bytes([letter]) * 200_000 for letter in b"abc"}
     seen: set[bytes] = set()
 
@@ -182,7 +184,7 @@ async def test_no_reader_sees_part_of_a_put(blobs: Blobs) -> None:
     assert await _read(blobs, KEY) in whole
 
 
-async def test_a_put_that_was_cut_off_leaves_the_old_body_or_the_new_one(blobs: Blobs) -> None:
+async def test_a_cancelled_put_leaves_the_old_body_or_the_new_one(blobs: Blobs) -> None:
     await blobs.put(KEY, [b"old"])
 
     with trio.CancelScope() as scope:
@@ -192,7 +194,7 @@ async def test_a_put_that_was_cut_off_leaves_the_old_body_or_the_new_one(blobs: 
     assert await _read(blobs, KEY) in {b"old", b"new"}
 
 
-async def test_deleting_a_prefix_removes_every_body_under_it_and_nothing_beside_it(
+async def test_deleting_a_prefix_removes_every_body_under_it_and_no_other(
     blobs: Blobs,
 ) -> None:
     under = ["jobs/1/a", "jobs/1/runs/2/b", "jobs/1/runs/3/c"]
@@ -207,7 +209,7 @@ async def test_deleting_a_prefix_removes_every_body_under_it_and_nothing_beside_
     assert [key for key in beside if await _exists(blobs, key)] == beside
 
 
-async def test_deleting_a_prefix_goes_on_in_bites_until_nothing_is_left(blobs: Blobs) -> None:
+async def test_deleting_a_prefix_in_limited_calls_removes_everything(blobs: Blobs) -> None:
     keys = [f"jobs/1/runs/{number}/a" for number in range(5)]
     for key in keys:
         await blobs.put(key, [b"body"])
@@ -220,14 +222,14 @@ async def test_deleting_a_prefix_goes_on_in_bites_until_nothing_is_left(blobs: B
     assert [key for key in keys if await _exists(blobs, key)] == []
 
 
-async def test_deleting_a_prefix_leaves_a_body_of_that_very_name(blobs: Blobs) -> None:
+async def test_deleting_a_prefix_keeps_a_body_whose_key_equals_the_prefix(blobs: Blobs) -> None:
     await blobs.put("jobs/1", [b"body"])
 
     assert await blobs.delete_prefix("jobs/1") == 0
     assert await _exists(blobs, "jobs/1")
 
 
-async def test_deleting_a_prefix_that_nothing_lies_under_is_fine(blobs: Blobs) -> None:
+async def test_deleting_a_prefix_without_bodies_returns_zero(blobs: Blobs) -> None:
     await blobs.put("jobs/1/a", [b"body"])
 
     counts = [await blobs.delete_prefix(prefix) for prefix in ("jobs/2", "jobs/1", "jobs/1")]
@@ -235,7 +237,7 @@ async def test_deleting_a_prefix_that_nothing_lies_under_is_fine(blobs: Blobs) -
     assert counts == [0, 1, 0]
 
 
-async def test_a_body_can_be_put_where_one_was_deleted(blobs: Blobs) -> None:
+async def test_a_body_can_be_put_under_a_deleted_key(blobs: Blobs) -> None:
     await blobs.put("jobs/1/a/b", [b"old"])
     await blobs.delete_prefix("jobs/1")
 
@@ -286,7 +288,7 @@ BAD_KEYS = [
 
 
 @pytest.mark.parametrize("key", BAD_KEYS, ids=ascii)
-async def test_anything_else_is_refused(blobs: Blobs, key: str) -> None:
+async def test_other_keys_are_refused(blobs: Blobs, key: str) -> None:
     with pytest.raises(ValueError, match=r"\S"):
         await blobs.put(key, [b"body"])
     with pytest.raises(ValueError, match=r"\S"):

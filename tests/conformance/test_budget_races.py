@@ -1,4 +1,4 @@
-"""A cap that is lowered while workers take from the budget (I65)."""
+"""A cap that is lowered while workers reserve parts of the budget (I65)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CAP = BudgetCap(Unit.CREDITS, 100)
 
 
 @pytest.mark.parametrize(("lowered_to", "is_applied"), [(59, False), (60, True), (61, True)])
-async def test_a_cap_is_never_lowered_below_what_was_taken_since_it_was_read(
+async def test_a_cap_is_not_lowered_below_a_reservation_made_since_the_budget_was_read(
     store: Store, lowered_to: int, is_applied: bool
 ) -> None:
     """The caller reads a full budget and lowers its cap; before the write a worker reserves 60."""
@@ -34,8 +34,10 @@ async def test_a_cap_is_never_lowered_below_what_was_taken_since_it_was_read(
     assert (row.cap, row.left) == ((lowered_to, lowered_to - 60) if is_applied else (100, 40))
 
 
-async def test_a_worker_takes_no_more_than_a_cap_that_was_lowered_meanwhile(store: Store) -> None:
-    """A worker read the budget whole; before it takes, the cap is lowered."""
+async def test_a_worker_cannot_reserve_more_than_a_cap_that_was_lowered_since_its_read(
+    store: Store,
+) -> None:
+    """A worker reads the budget; before it reserves, the cap is lowered."""
     job, run = a_job(active_run_id=RUN, budget=CAP), a_run(budget=CAP)
     seen = a_budget(cap=100, left=100)
     await keep(store, job, run, seen)

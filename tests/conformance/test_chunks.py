@@ -1,4 +1,4 @@
-"""The laws of Store.put_chunk: ingest inserts, counts once, and is fenced
+"""The laws of Store.put_chunk: an ingest step inserts tasks, counts them once, and is fenced
 (docs/storage.md, Rows)."""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OPEN = frozenset({CounterState.OPEN.value})
 
 
 def a_chunk(*tasks: Task, **fields: Any) -> Chunk:
-    """A step that puts these tasks and counts them in the shards that they name."""
+    """A chunk that inserts these tasks and counts them in their shards."""
     shards = sorted({task.shard for task in tasks})
     done = fields.get("done_before", 0) + len(tasks)
     chunk = Chunk(
@@ -55,7 +55,7 @@ async def _store_rows(store: Store, queue: Queue, *rows: Row) -> None:
     await keep(store, a_run(), *rows)
 
 
-async def test_a_step_puts_rows_and_refs_and_moves_counts_and_checkpoint(
+async def test_a_chunk_writes_tasks_references_counters_and_checkpoint(
     store: Store, queue: Queue
 ) -> None:
     await _store_rows(store, queue, a_batch(epoch=1, total=3), a_stats(0), a_stats(1, credits=4))
@@ -73,7 +73,9 @@ async def test_a_step_puts_rows_and_refs_and_moves_counts_and_checkpoint(
     assert [message.ref for message in messages] == [ref_to(task) for task in tasks]
 
 
-async def test_a_step_may_put_rows_that_need_not_run(store: Store, queue: Queue) -> None:
+async def test_a_chunk_may_insert_tasks_that_it_does_not_enqueue(
+    store: Store, queue: Queue
+) -> None:
     await _store_rows(store, queue, a_batch(epoch=1), a_stats())
     failed, waiting = a_task(0, status=TaskStatus.FAILED), a_task(1)
     counts = {0: {"admitted": 2, "done": 1, "failed": 1, "bad_target": 1}}
@@ -88,7 +90,7 @@ async def test_a_step_may_put_rows_that_need_not_run(store: Store, queue: Queue)
     assert message.ref == ref_to(waiting)
 
 
-async def test_an_empty_step_moves_the_checkpoint(store: Store, queue: Queue) -> None:
+async def test_an_empty_chunk_moves_the_checkpoint(store: Store, queue: Queue) -> None:
     await _store_rows(store, queue, a_batch(epoch=1))
 
     verdict = await store.put_chunk(a_chunk(values={"status": BatchStatus.SEALED}))
@@ -97,7 +99,7 @@ async def test_an_empty_step_moves_the_checkpoint(store: Store, queue: Queue) ->
 
 
 @pytest.mark.parametrize("status", list(TaskStatus))
-async def test_a_task_that_exists_is_left_as_it_is_whatever_its_state(
+async def test_an_existing_task_is_not_changed_whatever_its_status(
     store: Store, queue: Queue, status: TaskStatus
 ) -> None:
     existing = a_task(
@@ -121,7 +123,7 @@ FENCED_OUT = {
 
 
 @pytest.mark.parametrize("fields", FENCED_OUT.values(), ids=FENCED_OUT.keys())
-async def test_counts_and_checkpoint_stay_when_epoch_or_place_is_not_the_batchs(
+async def test_a_chunk_of_another_epoch_or_position_is_stale_and_counts_nothing(
     store: Store, queue: Queue, fields: dict[str, int]
 ) -> None:
     batch = a_batch(epoch=1, done=5)
@@ -135,7 +137,7 @@ async def test_counts_and_checkpoint_stay_when_epoch_or_place_is_not_the_batchs(
 
 
 @pytest.mark.parametrize("gate", [CounterState.DRAINING, CounterState.CLOSED])
-async def test_counts_and_checkpoint_stay_when_one_gate_is_not_in_the_set(
+async def test_a_chunk_is_stale_and_counts_nothing_if_one_counter_state_is_not_accepted(
     store: Store, queue: Queue, gate: CounterState
 ) -> None:
     shut = a_stats(1, status=gate)
@@ -150,7 +152,7 @@ async def test_counts_and_checkpoint_stay_when_one_gate_is_not_in_the_set(
     assert rows == [a_stats(0), shut, a_stats(2)]
 
 
-async def test_a_gate_in_the_set_lets_the_step_pass(store: Store, queue: Queue) -> None:
+async def test_a_chunk_passes_if_it_accepts_the_counter_state(store: Store, queue: Queue) -> None:
     await _store_rows(store, queue, a_batch(epoch=1), a_stats(status=CounterState.DRAINING))
 
     verdict = await store.put_chunk(a_chunk(a_task(), gate_in=frozenset({"open", "draining"})))
@@ -158,7 +160,7 @@ async def test_a_gate_in_the_set_lets_the_step_pass(store: Store, queue: Queue) 
     assert isinstance(verdict, Applied)
 
 
-async def test_a_step_without_its_batch_is_missing_and_counts_nothing(
+async def test_a_chunk_without_its_batch_is_missing_and_counts_nothing(
     store: Store, queue: Queue
 ) -> None:
     await _store_rows(store, queue, a_stats())
@@ -170,7 +172,7 @@ async def test_a_step_without_its_batch_is_missing_and_counts_nothing(
     assert await store.read(key_of(a_stats())) == a_stats()
 
 
-async def test_a_step_without_a_stats_row_is_missing_even_if_its_fence_is_stale(
+async def test_a_chunk_without_a_counters_row_is_missing_even_if_its_epoch_is_stale(
     store: Store, queue: Queue
 ) -> None:
     await _store_rows(store, queue, a_batch(epoch=7), a_stats(0))
@@ -183,7 +185,7 @@ async def test_a_step_without_a_stats_row_is_missing_even_if_its_fence_is_stale(
     assert await store.read(key_of(a_stats(1))) is None
 
 
-async def test_repeating_a_step_changes_nothing_more(store: Store, queue: Queue) -> None:
+async def test_repeating_a_chunk_changes_nothing_more(store: Store, queue: Queue) -> None:
     await _store_rows(store, queue, a_batch(epoch=1), a_stats())
     chunk = a_chunk(a_task(0), a_task(1))
     first = await store.put_chunk(chunk)
@@ -198,9 +200,7 @@ async def test_repeating_a_step_changes_nothing_more(store: Store, queue: Queue)
     assert await store.read(key_of(a_stats())) == a_stats(admitted=2)
 
 
-async def test_the_refs_of_a_step_make_a_queue_that_is_not_there(
-    store: Store, queue: Queue
-) -> None:
+async def test_references_of_a_chunk_create_a_missing_queue(store: Store, queue: Queue) -> None:
     await keep(store, a_run(), a_batch(epoch=1), a_stats())
 
     verdict = await store.put_chunk(a_chunk(a_task()))
@@ -209,7 +209,7 @@ async def test_the_refs_of_a_step_make_a_queue_that_is_not_there(
     assert await queue.depth(RUN) == Depth(visible=1, hidden=0)
 
 
-async def test_a_step_without_refs_makes_no_queue(store: Store, queue: Queue) -> None:
+async def test_a_chunk_without_references_creates_no_queue(store: Store, queue: Queue) -> None:
     await keep(store, a_run(), a_batch(epoch=1), a_stats())
 
     verdict = await store.put_chunk(a_chunk(a_task(status=TaskStatus.FAILED), refs=()))
@@ -219,7 +219,7 @@ async def test_a_step_without_refs_makes_no_queue(store: Store, queue: Queue) ->
         await queue.receive(RUN, count_max=1, visibility_s=60)
 
 
-async def test_a_step_that_rivals_try_at_once_counts_once(store: Store, queue: Queue) -> None:
+async def test_concurrent_attempts_at_one_chunk_count_once(store: Store, queue: Queue) -> None:
     await _store_rows(store, queue, a_batch(epoch=1), a_stats())
     chunk = a_chunk(*(a_task(index) for index in range(10)))
     verdicts: list[object] = []
@@ -235,7 +235,9 @@ async def test_a_step_that_rivals_try_at_once_counts_once(store: Store, queue: Q
     assert await store.read(key_of(a_stats())) == a_stats(admitted=10)
 
 
-async def test_rows_exist_before_their_refs_can_be_received(store: Store, queue: Queue) -> None:
+async def test_tasks_exist_before_their_references_can_be_received(
+    store: Store, queue: Queue
+) -> None:
     await _store_rows(store, queue, a_batch(epoch=1), a_stats())
     orphans: list[TaskKey] = []
 
@@ -256,7 +258,7 @@ async def test_rows_exist_before_their_refs_can_be_received(store: Store, queue:
     assert orphans == []
 
 
-async def test_refs_are_there_before_the_checkpoint_moves(store: Store, queue: Queue) -> None:
+async def test_references_are_sent_before_the_checkpoint_moves(store: Store, queue: Queue) -> None:
     await _store_rows(store, queue, a_batch(epoch=1), a_stats())
     seen: list[tuple[int, int]] = []
 

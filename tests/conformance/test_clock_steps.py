@@ -1,5 +1,5 @@
-"""Clocks on walls are set: what waits for a time waits neither longer nor shorter
-(SPEC.md 4.22)."""
+"""When a system clock is set, messages stay hidden and leases live for their full time (SPEC.md
+4.22)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ STEPS_S = (-40 * DAY_S, -DAY_S, -HOUR_S, HOUR_S, DAY_S, 40 * DAY_S)
 
 
 @pytest.mark.parametrize("step_s", STEPS_S)
-async def test_a_clock_that_is_set_hides_no_message_and_shows_none(
+async def test_setting_the_clock_neither_hides_a_message_nor_makes_it_visible(
     queue: Queue, clock: ManualClock, step_s: float
 ) -> None:
-    """A message that was received stays hidden for its time, and returns after it."""
+    """A received message stays hidden for its time and returns after it."""
     await queue.open_run(RUN)
     await queue.send([a_ref(0), a_ref(1)])
     await queue.receive(RUN, count_max=1, visibility_s=45)
@@ -34,10 +34,10 @@ async def test_a_clock_that_is_set_hides_no_message_and_shows_none(
 
 
 @pytest.mark.parametrize("step_s", STEPS_S)
-async def test_a_lease_that_nobody_renews_ages_out_although_the_clock_was_set(
+async def test_an_unrenewed_lease_ages_out_although_the_clock_was_set(
     coordinator: Coordinator, clock: ManualClock, step_s: float
 ) -> None:
-    """A clock that is set keeps no place taken for longer than the life of a lease."""
+    """Setting the clock cannot block a place for longer than the lifetime of a lease."""
     ttl_s = limits.LEASE_TTL_S
     await coordinator.acquire(JOB, RUN, count_max=1, cap=1, ttl_s=ttl_s)
 
@@ -49,10 +49,9 @@ async def test_a_lease_that_nobody_renews_ages_out_although_the_clock_was_set(
 
 @pytest.mark.parametrize("engine", ["embedded", "memory"], indirect=True)
 @pytest.mark.parametrize("step_s", STEPS_S)
-async def test_a_lease_lives_on_although_the_clock_was_set(
+async def test_with_a_monotonic_clock_a_clock_step_neither_ends_nor_frees_a_lease(
     engine: Engine, clock: ManualClock, step_s: float
 ) -> None:
-    """Where the engine has a clock that is never set, a step costs no lease and frees none."""
     held = await engine.coordinator.acquire(JOB, RUN, count_max=1, cap=1, ttl_s=30)
 
     clock.advance(10)

@@ -1,4 +1,4 @@
-"""The laws of Coordinator: leases keep a cap, and age out by themselves (SPEC.md 4.6)."""
+"""The laws of Coordinator: leases keep a cap and age out without any call (SPEC.md 4.6)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def _take(
 
 
 @pytest.mark.parametrize(("count_max", "expected"), [(0, 0), (1, 1), (3, 3), (10, 10), (11, 10)])
-async def test_acquiring_takes_as_many_as_asked_for_within_the_cap(
+async def test_acquire_takes_as_many_leases_as_requested_within_the_cap(
     coordinator: Coordinator, count_max: int, expected: int
 ) -> None:
     lease_ids = await _take(coordinator, count_max, cap=10)
@@ -42,7 +42,7 @@ async def test_live_leases_of_a_job_never_exceed_the_cap(coordinator: Coordinato
     assert await coordinator.count(OTHER_RUN) == 4
 
 
-async def test_a_lowered_cap_takes_nothing_away_but_grants_nothing_more(
+async def test_a_lowered_cap_keeps_live_leases_but_grants_no_more(
     coordinator: Coordinator,
 ) -> None:
     held = await _take(coordinator, 6, cap=10)
@@ -52,7 +52,7 @@ async def test_a_lowered_cap_takes_nothing_away_but_grants_nothing_more(
     assert await coordinator.count(RUN) == 6
 
 
-async def test_a_cap_is_kept_by_many_who_acquire_at_once(coordinator: Coordinator) -> None:
+async def test_a_cap_is_kept_under_concurrent_acquires(coordinator: Coordinator) -> None:
     granted: list[LeaseId] = []
 
     async def grab() -> None:
@@ -66,7 +66,9 @@ async def test_a_cap_is_kept_by_many_who_acquire_at_once(coordinator: Coordinato
     assert await coordinator.count(RUN) == 10
 
 
-async def test_a_cap_is_kept_while_leases_come_and_go(coordinator: Coordinator) -> None:
+async def test_a_cap_is_kept_under_concurrent_acquires_and_releases(
+    coordinator: Coordinator,
+) -> None:
     counts: list[int] = []
 
     async def come_and_go() -> None:
@@ -98,7 +100,7 @@ async def test_an_unrenewed_lease_ages_out_after_its_time(
     assert await coordinator.count(RUN) == 2
 
 
-async def test_renewing_gives_a_lease_a_new_life_from_now(
+async def test_a_renewed_lease_lives_for_its_time_from_now(
     coordinator: Coordinator, clock: ManualClock
 ) -> None:
     [lease, left] = await _take(coordinator, 2, ttl_s=30)
@@ -123,7 +125,7 @@ async def test_only_a_live_lease_can_be_renewed(
     assert await coordinator.count(RUN) == 0
 
 
-async def test_renewing_answers_exactly_those_that_were_lost(
+async def test_renew_returns_exactly_the_lost_leases(
     coordinator: Coordinator, clock: ManualClock
 ) -> None:
     [aged] = await _take(coordinator, 1, ttl_s=5)
@@ -136,11 +138,11 @@ async def test_renewing_answers_exactly_those_that_were_lost(
     assert lost == frozenset({aged, released, "never-was"})
 
 
-async def test_renewing_nothing_loses_nothing(coordinator: Coordinator) -> None:
+async def test_renewing_no_leases_returns_none(coordinator: Coordinator) -> None:
     assert await coordinator.renew([], ttl_s=30) == frozenset()
 
 
-async def test_releasing_frees_the_place_at_once(coordinator: Coordinator) -> None:
+async def test_releasing_a_lease_frees_its_place_at_once(coordinator: Coordinator) -> None:
     [first, _second] = await _take(coordinator, 2, cap=2)
 
     await coordinator.release([first])
@@ -149,7 +151,7 @@ async def test_releasing_frees_the_place_at_once(coordinator: Coordinator) -> No
     assert len(await _take(coordinator, 2, cap=2)) == 1
 
 
-async def test_releasing_again_or_a_lost_lease_frees_nobody_elses_place(
+async def test_releasing_a_lost_or_released_lease_frees_no_other_place(
     coordinator: Coordinator, clock: ManualClock
 ) -> None:
     lost = await _take(coordinator, 2, cap=2)
@@ -163,7 +165,7 @@ async def test_releasing_again_or_a_lost_lease_frees_nobody_elses_place(
     assert await _take(coordinator, 1, cap=2) == []
 
 
-async def test_jobs_share_nothing(coordinator: Coordinator) -> None:
+async def test_the_leases_of_different_jobs_are_independent(coordinator: Coordinator) -> None:
     here = await _take(coordinator, 5, cap=5)
     there = await _take(coordinator, 5, job_id=OTHER_JOB, run_id=OTHER_RUN, cap=5)
 
@@ -174,11 +176,11 @@ async def test_jobs_share_nothing(coordinator: Coordinator) -> None:
     assert await coordinator.count(OTHER_RUN) == 5
 
 
-async def test_a_run_that_holds_nothing_counts_zero(coordinator: Coordinator) -> None:
+async def test_the_count_of_a_run_without_leases_is_zero(coordinator: Coordinator) -> None:
     assert await coordinator.count(RUN) == 0
 
 
-async def test_the_pool_of_a_gateways_key_keeps_its_cap_beside_jobs_and_runs(
+async def test_leases_of_gateway_calls_have_a_cap_of_their_own_and_a_longer_lifetime(
     coordinator: Coordinator, clock: ManualClock
 ) -> None:
     pool, calls = JobId("gateway-0123456789abcdef"), RunId("calls-0123456789abcdef")
@@ -188,7 +190,7 @@ async def test_the_pool_of_a_gateways_key_keeps_its_cap_beside_jobs_and_runs(
     second = await _take(coordinator, 10, job_id=pool, run_id=calls, cap=5)
     assert (len(first), len(second)) == (3, 2)
 
-    # A call that was cut off counts until its deadline, and nobody renews it meanwhile.
+    # The lease of an interrupted call counts until its deadline although it is not renewed.
     assert await coordinator.renew(first, ttl_s=180) == frozenset()
     clock.advance(100)
     assert len(await _take(coordinator, 10, job_id=pool, run_id=calls, cap=5)) == 2

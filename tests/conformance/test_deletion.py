@@ -1,4 +1,5 @@
-"""The laws of Store.scrub and Store.purge: what goes, and what stays (docs/engines.md)."""
+"""The laws of Store.delete_run_rows and Store.delete_expired: which rows are removed, and which
+stay (docs/engines.md)."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ async def _remaining_rows(store: Store, rows: list[Row]) -> list[Row]:
     return [row for row in rows if await kept(store, row) is not None]
 
 
-async def test_scrubbing_a_run_removes_its_rows_and_no_others(store: Store) -> None:
+async def test_deleting_the_rows_of_a_run_removes_no_others(store: Store) -> None:
     doomed, spared = _rows_of_run(RUN, 1), _rows_of_run(OTHER_RUN, 2)
     intents: list[Row] = [a_job(), a_record(), a_deletion_intent(run_id=RUN)]
     await keep(store, *doomed, *spared, *intents)
@@ -65,7 +66,7 @@ async def test_scrubbing_a_run_removes_its_rows_and_no_others(store: Store) -> N
     assert await _remaining_rows(store, [*spared, *intents]) == [*spared, *intents]
 
 
-async def test_scrubbing_a_job_removes_all_but_its_own_row_and_its_intents(store: Store) -> None:
+async def test_deleting_the_rows_of_a_job_keeps_its_own_row_and_its_intents(store: Store) -> None:
     doomed = _rows_of_run(RUN, 1) + _rows_of_run(OTHER_RUN, 2)
     intents: list[Row] = [a_job(), a_record(), a_deletion_intent()]
     foreign_run = RunId("01FOREIGN")
@@ -93,7 +94,7 @@ async def test_scrubbing_a_job_removes_all_but_its_own_row_and_its_intents(store
 
 
 @pytest.mark.parametrize("run_id", [RUN, None])
-async def test_scrubbing_goes_on_in_bites_until_nothing_is_left(
+async def test_deletion_in_limited_calls_removes_all_rows(
     store: Store, run_id: RunId | None
 ) -> None:
     doomed = _rows_of_run(RUN, 1)
@@ -105,7 +106,7 @@ async def test_scrubbing_goes_on_in_bites_until_nothing_is_left(
     assert await _remaining_rows(store, doomed) == []
 
 
-async def test_the_row_of_a_run_goes_last(store: Store) -> None:
+async def test_the_run_row_is_deleted_last(store: Store) -> None:
     doomed = _rows_of_run(RUN, 1)
     await keep(store, *doomed)
 
@@ -115,7 +116,7 @@ async def test_the_row_of_a_run_goes_last(store: Store) -> None:
     assert await _remaining_rows(store, doomed) == [doomed[0]]
 
 
-async def test_purging_removes_the_key_records_that_expired_before_now(
+async def test_delete_expired_removes_the_idempotency_records_that_expired_before_now(
     store: Store, clock: ManualClock
 ) -> None:
     expired = [a_record("a", expires_at=T0 - 1), a_record("b", expires_at=T0 - 0.001)]

@@ -1,4 +1,4 @@
-"""Every engine gives the answers that memory gives, on walks that a worker could really take."""
+"""Every engine gives the same answers as the memory engine on random histories of a worker."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from tests.conformance.random_history import VERBS, WEIGHTED, Step, Walker
 STEP_COUNT = 40
 VERDICTS = ("Applied", "Stale", "Missing")
 
-a_step = st.builds(Step, st.sampled_from(WEIGHTED), st.integers(0, 7), st.integers(0, 4))
-OFTEN = [
+step_strategy = st.builds(Step, st.sampled_from(WEIGHTED), st.integers(0, 7), st.integers(0, 4))
+FREQUENT_ANSWERS = [
     *(f"{verb} {kind}" for verb in ("ingest", "settle", "admit_inline") for kind in VERDICTS),
     *(f"{verb} {kind}" for verb in ("claim", "take_over") for kind in ("Applied", "Stale")),
     "receive tuple",
     "extend int",
     "renew int",
-    "look Task",
-    "ask ShardCounters",
+    "read_row Task",
+    "find_rows ShardCounters",
 ]
-OPENING = [Step("admit", 0, 1), Step("ingest", 0, 3), Step("receive", 0, 2)]
+OPENING_STEPS = [Step("admit", 0, 1), Step("ingest", 0, 3), Step("receive", 0, 2)]
 
 
-# Their steps count a task with its insert, and so never one that exists. No ingest of a real list
-# meets a row of another change: task ids come from the list.
+# These engines count a task in the change that inserts it. Their chunks must not contain a task
+# that another change inserted; real lists do not either, because task ids come from the list.
 COUNT_ROWS = frozenset({"mixed", "mixed-modelled"})
 
 
 async def _walk(
     name: str, steps: list[Step], *, seed: int, rows_overlap: bool = True
 ) -> list[tuple[Step | None, object]]:
-    """The answer to every step, and at the end everything that can be seen."""
+    """Returns the answer to every step, and at the end everything that can be read."""
     clock = ManualClock()
     async with fresh_engine(name, clock, seed=seed) as engine:
         walker = Walker(engine, clock, rows_overlap)
         answers: list[tuple[Step | None, object]] = []
-        for step in [*OPENING, *steps]:
+        for step in [*OPENING_STEPS, *steps]:
             answers.append((step, await walker.take(step)))  # noqa: PERF401 (a list cannot await)
         return [*answers, (None, await walker.dump())]
 
@@ -49,7 +49,7 @@ async def _walk(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(ENGINES.keys() - {"aws", "mixed"}))
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(steps=st.lists(a_step, min_size=STEP_COUNT, max_size=STEP_COUNT))
+@given(steps=st.lists(step_strategy, min_size=STEP_COUNT, max_size=STEP_COUNT))
 async def test_an_engine_agrees_with_memory(name: str, steps: list[Step]) -> None:
     await _agree(name, steps)
 
@@ -57,8 +57,8 @@ async def test_an_engine_agrees_with_memory(name: str, steps: list[Step]) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["aws", "mixed"])
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
-@given(steps=st.lists(a_step, min_size=STEP_COUNT, max_size=STEP_COUNT))
-async def test_an_engine_behind_a_server_agrees_with_memory(name: str, steps: list[Step]) -> None:
+@given(steps=st.lists(step_strategy, min_size=STEP_COUNT, max_size=STEP_COUNT))
+async def test_an_engine_on_a_server_agrees_with_memory(name: str, steps: list[Step]) -> None:
     await _agree(name, steps)
 
 
@@ -71,8 +71,8 @@ async def _agree(name: str, steps: list[Step]) -> None:
         assert theirs == ours
 
 
-async def test_walks_are_informed() -> None:
-    """Else the agreement would be about nothing: each kind of answer turns up many times."""
+async def test_random_histories_produce_each_kind_of_answer_often() -> None:
+    """Without this, the comparison of engines could pass although hardly any step has an effect."""
     random = Random(5)
     seen: dict[str, int] = {}
 
@@ -86,6 +86,6 @@ async def test_walks_are_informed() -> None:
                 answers = f"{step.verb if step else 'dump'} {type(part).__name__}"
                 seen[answers] = seen.get(answers, 0) + 1
 
-    for answers in OFTEN:
+    for answers in FREQUENT_ANSWERS:
         assert seen.get(answers, 0) > 2, (answers, seen)
     assert {answers.split()[0] for answers in seen} == {*VERBS, "dump"}

@@ -1,4 +1,5 @@
-"""The laws of events: found by their places, or by having none; gone when their time is over."""
+"""The laws of events: they are listed by sequence number, or found without one, and deleted when
+they expire."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from tests.builders import (
 )
 
 
-async def test_events_come_in_the_order_of_their_places_and_only_once_they_have_one(
+async def test_events_are_listed_by_sequence_number_and_only_once_they_have_one(
     store: Store,
 ) -> None:
     placed = [an_event(9 - seq, seq=seq) for seq in (3, 1, 2)]
@@ -33,7 +34,7 @@ async def test_events_come_in_the_order_of_their_places_and_only_once_they_have_
     assert [event.seq for event in behind] == [2]
 
 
-async def test_a_place_before_the_first_asks_for_all_that_have_one(store: Store) -> None:
+async def test_a_sequence_number_before_the_first_lists_all_numbered_events(store: Store) -> None:
     await keep(store, an_event(1, seq=1), an_event(2))
 
     events = await store.find(EventsOf(caller=CALLER, after=-5, limit=10))
@@ -41,7 +42,7 @@ async def test_a_place_before_the_first_asks_for_all_that_have_one(store: Store)
     assert [event.seq for event in events] == [1]
 
 
-async def test_events_without_a_place_come_oldest_first(store: Store) -> None:
+async def test_events_without_a_sequence_number_are_found_oldest_first(store: Store) -> None:
     left = [an_event(number, occurred_at=T0 + 9 - number) for number in range(4)]
     await keep(store, *left, an_event(30, seq=1, occurred_at=T0))
 
@@ -50,7 +51,7 @@ async def test_events_without_a_place_come_oldest_first(store: Store) -> None:
     assert events == [left[3], left[2]]
 
 
-async def test_purging_removes_events_whose_time_is_over(store: Store) -> None:
+async def test_delete_expired_removes_expired_events(store: Store) -> None:
     old, young = an_event(1, expires_at=T0 - 1), an_event(2, expires_at=T0 + 1)
     await keep(store, old, young, a_feed(2))
 
@@ -61,7 +62,7 @@ async def test_purging_removes_events_whose_time_is_over(store: Store) -> None:
     assert await kept(store, a_feed()) == a_feed(2)
 
 
-async def test_events_go_with_their_run_or_job_and_those_of_neither_stay(store: Store) -> None:
+async def test_deleting_a_run_or_job_deletes_its_events_and_no_others(store: Store) -> None:
     of_run = an_event(1, job_id=JOB, run_id=RUN)
     of_job = an_event(2, job_id=JOB)
     of_other_run = an_event(3, job_id=JOB, run_id=OTHER_RUN)

@@ -79,7 +79,7 @@ def _tasks_of(limit: int = 100, **fields: object) -> TasksOf:
 
 
 async def _pages(store: Store, statuses: frozenset[TaskStatus] | None, limit: int) -> list[Task]:
-    """Everything, page by page, each resuming behind the last id of the one before."""
+    """Returns all tasks, page by page; each page starts after the last id of the one before."""
     matches: list[Task] = []
     after: TaskId | None = None
     while page := await store.find(_tasks_of(limit, statuses=statuses, after=after)):
@@ -89,7 +89,7 @@ async def _pages(store: Store, statuses: frozenset[TaskStatus] | None, limit: in
     return matches
 
 
-async def test_tasks_of_a_run_come_in_id_order_whatever_their_shards(store: Store) -> None:
+async def test_tasks_of_a_run_are_found_in_id_order_across_shards(store: Store) -> None:
     tasks = [a_task(index, shard=index % 4) for index in range(12)]
     await keep(store, *tasks, a_task(0, OTHER_RUN))
 
@@ -98,7 +98,7 @@ async def test_tasks_of_a_run_come_in_id_order_whatever_their_shards(store: Stor
     assert matches == sorted(tasks, key=lambda task: task.task_id)
 
 
-async def test_tasks_of_a_run_can_be_narrowed_to_statuses(store: Store) -> None:
+async def test_tasks_of_a_run_can_be_filtered_by_status(store: Store) -> None:
     tasks = [a_task(index, status=status) for index, status in enumerate(TaskStatus)]
     await keep(store, *tasks)
     expected_statuses = frozenset({TaskStatus.FAILED, TaskStatus.PROCESSING})
@@ -111,7 +111,7 @@ async def test_tasks_of_a_run_can_be_narrowed_to_statuses(store: Store) -> None:
     assert none == []
 
 
-async def test_tasks_of_a_run_resume_behind_an_id_that_need_not_exist(store: Store) -> None:
+async def test_a_page_of_tasks_can_start_after_an_id_that_does_not_exist(store: Store) -> None:
     tasks = [a_task(index, task_id=TaskId(f"task-{index}")) for index in range(5)]
     await keep(store, *tasks)
 
@@ -148,7 +148,7 @@ async def test_paging_yields_each_task_exactly_once_for_any_page_size(
     assert matches == sorted(expected, key=lambda task: task.task_id)
 
 
-async def test_tasks_are_read_by_their_references_and_missing_ones_are_left_out(
+async def test_tasks_are_found_by_reference_and_missing_ones_are_left_out(
     store: Store,
 ) -> None:
     here, there = a_task(task_id=TaskId("a"), shard=1), a_task(task_id=TaskId("b"), shard=3)
@@ -161,7 +161,7 @@ async def test_tasks_are_read_by_their_references_and_missing_ones_are_left_out(
     assert sorted(rows, key=lambda row: row.task_id) == [here, there]
 
 
-async def test_a_task_is_read_by_its_reference_as_it_was_last_written(store: Store) -> None:
+async def test_a_task_found_by_reference_is_as_last_written(store: Store) -> None:
     task = a_task()
     await keep(store, a_job(), a_run(), task)
     await store.commit([a_change(update(task, attempts=3))])
@@ -189,7 +189,7 @@ async def test_a_query_sees_what_was_committed_before_it(store: Store) -> None:
     assert await store.find(RunsIn(statuses=RUNNING, limit=10)) == []
 
 
-async def test_all_stats_of_a_run_come_by_shard(store: Store) -> None:
+async def test_the_counters_of_a_run_are_found_by_shard(store: Store) -> None:
     rows = [a_stats(shard, done=shard) for shard in (11, 2, 0, 1, 10)]
     await keep(store, *rows, a_stats(0, OTHER_RUN), a_stats(3, RunId("r"), job_id=OTHER_JOB))
 
@@ -198,7 +198,7 @@ async def test_all_stats_of_a_run_come_by_shard(store: Store) -> None:
     assert matches == sorted(rows, key=lambda row: row.shard)
 
 
-async def test_jobs_of_a_caller_come_newest_first(store: Store) -> None:
+async def test_jobs_of_a_caller_are_found_newest_first(store: Store) -> None:
     jobs = [a_job(JobId(a_ulid(number)), created_at=T0 + number) for number in (3, 1, 2)]
     await keep(store, *jobs, a_job(JobId(a_ulid(9)), caller=CallerId("caller-b")))
 
@@ -207,7 +207,7 @@ async def test_jobs_of_a_caller_come_newest_first(store: Store) -> None:
     assert [job.job_id for job in matches] == [a_ulid(3), a_ulid(2), a_ulid(1)]
 
 
-async def test_unfinished_changes_come_oldest_first(store: Store) -> None:
+async def test_unfinished_crossings_are_found_oldest_first(store: Store) -> None:
     left = [a_crossing(JobId(a_ulid(9 - n)), made_at=T0 + n) for n in range(4)]
     await keep(store, *reversed(left))
 
@@ -218,7 +218,7 @@ async def test_unfinished_changes_come_oldest_first(store: Store) -> None:
     assert first == left[:2]
 
 
-async def test_jobs_of_a_caller_can_be_narrowed_and_paged(store: Store) -> None:
+async def test_jobs_of_a_caller_can_be_filtered_and_paged(store: Store) -> None:
     jobs = [
         a_job(JobId(a_ulid(1)), external_id="mine"),
         a_job(JobId(a_ulid(2)), external_id="mine", status=JobStatus.CLOSED),
@@ -236,7 +236,7 @@ async def test_jobs_of_a_caller_can_be_narrowed_and_paged(store: Store) -> None:
     assert [job.job_id for job in await store.find(before)] == [a_ulid(3), a_ulid(2)]
 
 
-async def test_runs_of_a_job_come_newest_first(store: Store) -> None:
+async def test_runs_of_a_job_are_found_newest_first(store: Store) -> None:
     runs = [a_run(RunId(a_ulid(90 - number)), sequence=number) for number in (1, 10, 2, 9)]
     await keep(store, *runs, a_run(RunId(a_ulid(99)), job_id=OTHER_JOB, sequence=5))
 
@@ -245,7 +245,7 @@ async def test_runs_of_a_job_come_newest_first(store: Store) -> None:
     assert [run.sequence for run in matches] == [10, 9, 2, 1]
 
 
-async def test_runs_of_a_job_can_be_narrowed_and_paged(store: Store) -> None:
+async def test_runs_of_a_job_can_be_filtered_and_paged(store: Store) -> None:
     statuses = list(RunStatus)
     runs = [
         a_run(RunId(a_ulid(number)), sequence=number, status=statuses[number % 2])
@@ -260,7 +260,7 @@ async def test_runs_of_a_job_can_be_narrowed_and_paged(store: Store) -> None:
     assert [run.sequence for run in await store.find(everything)] == [2, 1]
 
 
-async def test_batches_of_a_run_come_oldest_first(store: Store) -> None:
+async def test_batches_of_a_run_are_found_oldest_first(store: Store) -> None:
     batches = [
         a_batch(batch_id=BatchId("c"), created_at=T0 + 1, status=BatchStatus.SEALED),
         a_batch(batch_id=BatchId("b"), created_at=T0 + 2),
@@ -272,7 +272,7 @@ async def test_batches_of_a_run_come_oldest_first(store: Store) -> None:
     assert await store.find(BatchesOf(job_id=JOB, run_id=RUN)) == batches
 
 
-async def test_samples_of_a_run_come_oldest_first(store: Store) -> None:
+async def test_samples_of_a_run_are_found_oldest_first(store: Store) -> None:
     samples = [a_sample(minute, at=T0 + minute) for minute in (9, 10, 200)]
     foreign = [a_sample(9, OTHER_RUN), a_sample(9, RunId("r"), job_id=OTHER_JOB)]
     await keep(store, *reversed(samples), *foreign)
@@ -289,7 +289,7 @@ async def test_rows_of_a_run_are_found_under_its_own_job_only(store: Store) -> N
     assert await store.find(RunsOf(job_id=OTHER_JOB, statuses=RUNNING, limit=10)) == []
 
 
-async def test_runs_in_statuses_come_from_every_caller_in_id_order(store: Store) -> None:
+async def test_runs_by_status_are_found_in_id_order_across_callers(store: Store) -> None:
     runs = [
         a_run(RunId(a_ulid(number)), job_id=JobId(a_ulid(9 - number)), caller=CallerId(f"{number}"))
         for number in range(4)
@@ -304,7 +304,7 @@ async def test_runs_in_statuses_come_from_every_caller_in_id_order(store: Store)
     assert [run.run_id for run in ended] == [RUN]
 
 
-async def test_runs_that_changed_at_or_after_an_instant_changed_since_it(store: Store) -> None:
+async def test_runs_changed_since_an_instant_include_those_changed_at_it(store: Store) -> None:
     runs = [a_run(RunId(a_ulid(number)), updated_at=T0 + number) for number in range(4)]
     await keep(store, *runs)
 
@@ -313,7 +313,7 @@ async def test_runs_that_changed_at_or_after_an_instant_changed_since_it(store: 
     assert matches == runs[2:]
 
 
-async def test_batches_in_statuses_that_have_not_moved_come_longest_idle_first(
+async def test_idle_batches_by_status_are_found_longest_idle_first(
     store: Store,
 ) -> None:
     idle = [
@@ -331,7 +331,7 @@ async def test_batches_in_statuses_that_have_not_moved_come_longest_idle_first(
     assert first == idle[:1]
 
 
-async def test_notices_in_statuses_whose_time_has_come_come_oldest_first(store: Store) -> None:
+async def test_due_notices_by_status_are_found_oldest_first(store: Store) -> None:
     due = [a_notice(9 - number, due_at=T0 + number) for number in range(4)]
     delivered = a_notice(100, status=NoticeStatus.DELIVERED)
     await keep(store, *reversed(due), delivered)
@@ -344,7 +344,7 @@ async def test_notices_in_statuses_whose_time_has_come_come_oldest_first(store: 
     assert first == due[:2]
 
 
-async def test_notices_of_a_job_come_newest_run_first_and_newest_first_within_it(
+async def test_notices_of_a_job_are_found_newest_run_first_and_newest_first_within_a_run(
     store: Store,
 ) -> None:
     mine = [
@@ -365,7 +365,7 @@ async def test_notices_of_a_job_come_newest_run_first_and_newest_first_within_it
     assert of_run + rest == mine[1:]
 
 
-async def test_scrubs_whose_time_has_come_come_oldest_first(store: Store) -> None:
+async def test_due_deletion_intents_are_found_oldest_first(store: Store) -> None:
     due = [a_deletion_intent(9 - number, due_at=T0 + number) for number in range(4)]
     await keep(store, *reversed(due))
 
@@ -376,7 +376,7 @@ async def test_scrubs_whose_time_has_come_come_oldest_first(store: Store) -> Non
     assert first == due[:2]
 
 
-async def test_jobs_of_a_caller_can_be_narrowed_to_a_type(store: Store) -> None:
+async def test_jobs_of_a_caller_can_be_filtered_by_type(store: Store) -> None:
     regular, scheduled = a_job(), a_job(OTHER_JOB, type=JobType.SCHEDULED)
     await keep(store, regular, scheduled)
 
@@ -385,7 +385,7 @@ async def test_jobs_of_a_caller_can_be_narrowed_to_a_type(store: Store) -> None:
         assert await store.find(query) == matches
 
 
-async def test_schedules_in_statuses_whose_time_comes_by_then_come_soonest_first(
+async def test_due_schedules_by_status_are_found_soonest_first(
     store: Store,
 ) -> None:
     due = [a_schedule(JobId(a_ulid(9 - n)), next_fire_at=T0 + n) for n in range(4)]
@@ -401,7 +401,7 @@ async def test_schedules_in_statuses_whose_time_comes_by_then_come_soonest_first
     assert first == due[:2]
 
 
-async def test_exports_whose_time_has_come_come_oldest_first(store: Store) -> None:
+async def test_due_exports_are_found_oldest_first(store: Store) -> None:
     due = [an_export(9 - number, due_at=T0 + number) for number in range(4)]
     await keep(store, *reversed(due))
 
@@ -412,7 +412,7 @@ async def test_exports_whose_time_has_come_come_oldest_first(store: Store) -> No
     assert first == due[:2]
 
 
-async def test_crawls_whose_time_has_come_come_oldest_first_and_ended_ones_not(
+async def test_due_crawls_are_found_oldest_first_and_ended_ones_are_not(
     store: Store,
 ) -> None:
     due = [a_crawl(JobId(a_ulid(9 - number)), due_at=T0 + number) for number in range(4)]
@@ -426,7 +426,7 @@ async def test_crawls_whose_time_has_come_come_oldest_first_and_ended_ones_not(
     assert first == due[:2]
 
 
-async def test_steps_of_a_crawl_come_in_order_from_a_number_on(store: Store) -> None:
+async def test_steps_of_a_crawl_are_found_in_order_from_a_number_on(store: Store) -> None:
     steps = [a_crawl_step(number) for number in (0, 9, 10, 200)]
     await keep(store, *reversed(steps), a_crawl_step(10, OTHER_RUN))
 
@@ -437,7 +437,7 @@ async def test_steps_of_a_crawl_come_in_order_from_a_number_on(store: Store) -> 
     assert first == steps[1:2]
 
 
-async def test_pages_of_due_schedules_go_on_behind_a_time_and_a_job(store: Store) -> None:
+async def test_pages_of_due_schedules_continue_after_a_time_and_a_job(store: Store) -> None:
     same_time = [a_schedule(JobId(a_ulid(n)), next_fire_at=T0) for n in range(3)]
     later = a_schedule(JobId(a_ulid(0) + "x"), next_fire_at=T0 + 1)
     await keep(store, later, *same_time)
@@ -448,7 +448,9 @@ async def test_pages_of_due_schedules_go_on_behind_a_time_and_a_job(store: Store
     assert await store.find(query) == [*same_time[1:], later]
 
 
-async def test_runs_whose_bodies_are_to_go_come_oldest_first_and_no_others(store: Store) -> None:
+async def test_runs_with_a_due_body_deletion_are_found_oldest_first_and_no_others(
+    store: Store,
+) -> None:
     due = [a_run(RunId(a_ulid(9 - number)), sweep_at=T0 + number) for number in range(4)]
     await keep(store, *reversed(due), a_run(), a_run(OTHER_RUN, expires_at=T0))
 
@@ -459,7 +461,7 @@ async def test_runs_whose_bodies_are_to_go_come_oldest_first_and_no_others(store
     assert first == due[:2]
 
 
-async def test_an_empty_store_answers_every_query_with_nothing(store: Store) -> None:
+async def test_every_query_finds_nothing_in_an_empty_store(store: Store) -> None:
     assert await store.find(_tasks_of()) == []
     assert await store.find(StatsOf(job_id=JOB, run_id=RUN, shard_count=4)) == []
     assert await store.find(JobsOf(caller=CALLER, statuses=OPEN, limit=1)) == []

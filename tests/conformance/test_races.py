@@ -1,4 +1,4 @@
-"""The laws of Store when many use it at once (docs/engines.md)."""
+"""The laws of Store under concurrent calls (docs/engines.md)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from conveyor.ports.store import Store
 from tests.builders import a_change, a_job, a_run, a_stats, a_task, add, keep, key_of, update
 
 
-async def test_one_of_many_rivals_wins_a_guarded_write(store: Store) -> None:
+async def test_exactly_one_of_many_concurrent_guarded_writes_is_applied(store: Store) -> None:
     await keep(store, a_task(), a_stats())
     unclaimed = Guard(equals=(("claim", 0),))
     winners: list[int] = []
@@ -29,7 +29,7 @@ async def test_one_of_many_rivals_wins_a_guarded_write(store: Store) -> None:
     assert await store.read(key_of(a_stats())) == a_stats(done=1)
 
 
-async def test_concurrent_deltas_all_count(store: Store) -> None:
+async def test_all_concurrent_deltas_are_counted(store: Store) -> None:
     await keep(store, a_stats())
 
     async def count() -> None:
@@ -55,7 +55,7 @@ async def test_a_reader_never_sees_half_of_a_change(store: Store) -> None:
             await store.commit([both])
         cancel_scope.cancel()
 
-    async def look() -> None:
+    async def check_rows() -> None:
         while True:
             job = await store.read(key_of(a_job()))
             run = await store.read(key_of(a_run()))
@@ -64,8 +64,8 @@ async def test_a_reader_never_sees_half_of_a_change(store: Store) -> None:
             seen.append((job.runs_count, run.sequence))
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(look)
+        nursery.start_soon(check_rows)
         nursery.start_soon(write, nursery.cancel_scope)
 
-    # The run is read after the job: it may be ahead, but it can never be behind.
+    # The run is read after the job, so it may be newer, but it can never be older.
     assert all(earlier <= later for earlier, later in seen)

@@ -1,4 +1,4 @@
-"""The laws of Store.read: every kind of row comes back as it was written (docs/engines.md)."""
+"""The laws of Store.read: every kind of row is read back as it was written (docs/engines.md)."""
 
 from __future__ import annotations
 
@@ -328,11 +328,11 @@ def _name(row: object) -> str:
 
 
 def _encode(row: object) -> bytes:
-    """Sets in one order, whatever the hash seed."""
+    """Encodes sets in a fixed order, whatever the hash seed."""
     return msgspec.json.encode(row, order="deterministic")
 
 
-def test_the_full_rows_leave_no_field_at_its_default() -> None:
+def test_the_sample_rows_cover_every_optional_field() -> None:
     for kind in {type(row) for row in FULL}:
         rows = [row for row in FULL if type(row) is kind]
         for field in msgspec.structs.fields(kind):
@@ -341,17 +341,19 @@ def test_the_full_rows_leave_no_field_at_its_default() -> None:
 
 
 @pytest.mark.parametrize("row", [*BARE, *FULL], ids=_name)
-async def test_what_was_applied_is_read_back_as_it_was_written(store: Store, row: Row) -> None:
+async def test_an_applied_row_is_read_back_as_it_was_written(store: Store, row: Row) -> None:
     verdicts = await store.commit([a_change(insert(row))])
 
     assert verdicts == [Applied((row,))]
     stored_row = await kept(store, row)
     assert stored_row == row
-    assert _encode(stored_row) == _encode(row)  # As strict as types: 1 and 1.0 are equal.
+    assert _encode(stored_row) == _encode(
+        row
+    )  # The encoding is compared too, because 1 and 1.0 are equal.
 
 
 @pytest.mark.parametrize("row", BARE, ids=_name)
-async def test_a_key_that_nothing_was_put_under_reads_as_none(store: Store, row: Row) -> None:
+async def test_an_unused_key_reads_as_none(store: Store, row: Row) -> None:
     assert await kept(store, row) is None
 
 

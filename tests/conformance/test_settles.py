@@ -1,4 +1,4 @@
-"""The laws of Store that settles lean on: quiet updates, and counts added up."""
+"""The laws of Store about settles: quiet updates, and counters that are added up."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from conveyor.ports.store import Store
 from tests.builders import a_stats, a_task, add, keep, kept, key_of
 
 
-async def test_a_quiet_update_happens_and_shows_nothing(store: Store) -> None:
+async def test_a_quiet_update_is_applied_and_returns_no_row(store: Store) -> None:
     task, stats = a_task(), a_stats()
     await keep(store, task, stats)
     quiet = Update(key_of(task), ANY, {"url": "https://example.com/new"}, is_quiet=True)
@@ -72,14 +72,14 @@ async def test_settles_of_one_call_are_counted_together(store: Store) -> None:
     assert await kept(store, tasks[1]) == tasks[1]
 
 
-async def test_quiet_counts_are_added_and_not_shown(store: Store) -> None:
+async def test_quiet_counts_are_added_and_not_returned(store: Store) -> None:
     tasks = [a_task(number, claim=1) for number in range(3)]
     await keep(store, *tasks, a_stats(), a_stats(1, done=10))
 
     def settle(number: int, *, claim: int) -> Change:
         guard = Guard(equals=(("claim", claim),))
         flip = Update(key_of(tasks[number]), guard, {"attempts": 1}, is_quiet=True)
-        # On the counter row of another shard.
+        # The counters row belongs to another shard.
         count = Update(key_of(a_stats(1)), ANY, {}, {"done": 1}, is_quiet=True)
         return SettleChange((flip, count))
 
@@ -91,7 +91,7 @@ async def test_quiet_counts_are_added_and_not_shown(store: Store) -> None:
     assert await kept(store, a_stats()) == a_stats()
 
 
-async def test_a_shut_gate_keeps_every_settle_of_a_call_out(store: Store) -> None:
+async def test_closed_counters_make_every_settle_of_a_call_stale(store: Store) -> None:
     tasks = [a_task(0), a_task(1)]
     shut = a_stats(status=CounterState.CLOSED)
     await keep(store, *tasks, shut)
@@ -114,7 +114,7 @@ async def test_a_shut_gate_keeps_every_settle_of_a_call_out(store: Store) -> Non
     assert [await kept(store, task) for task in tasks] == tasks
 
 
-async def test_a_refused_settle_shows_the_row_as_it_stood_at_its_turn(store: Store) -> None:
+async def test_a_refused_settle_returns_the_row_as_it_was_at_its_turn(store: Store) -> None:
     task, stats = a_task(claim=2), a_stats()
     await keep(store, task, stats)
 

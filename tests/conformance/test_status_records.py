@@ -1,4 +1,4 @@
-"""The laws of marks: one per owner and subject, for as long as it was left for."""
+"""The laws of status texts: one per owner and subject, for a limited time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from conveyor.ports.coordinator import Coordinator
 from tests.builders import JOB, RUN, ManualClock
 
 
-async def test_a_mark_stands_for_its_owner_until_that_leaves_another(
+async def test_a_status_text_exists_until_its_owner_puts_another_on_the_subject(
     coordinator: Coordinator,
 ) -> None:
     await coordinator.put_status("b", {"run": "b1", "workers": "here"}, ttl_s=30)
@@ -19,7 +19,9 @@ async def test_a_mark_stands_for_its_owner_until_that_leaves_another(
     assert await coordinator.list_status("nothing") == []
 
 
-async def test_a_mark_ages_out_after_its_time(coordinator: Coordinator, clock: ManualClock) -> None:
+async def test_a_status_text_ends_after_its_time(
+    coordinator: Coordinator, clock: ManualClock
+) -> None:
     await coordinator.put_status("a", {"run": "a1"}, ttl_s=30)
     clock.advance(20)
     await coordinator.put_status("b", {"run": "b1"}, ttl_s=30)
@@ -32,7 +34,9 @@ async def test_a_mark_ages_out_after_its_time(coordinator: Coordinator, clock: M
     assert await coordinator.list_status("run") == ["b1"]
 
 
-async def test_a_mark_that_lives_no_time_takes_the_last_one_back(coordinator: Coordinator) -> None:
+async def test_a_status_text_with_no_lifetime_withdraws_the_previous_one(
+    coordinator: Coordinator,
+) -> None:
     await coordinator.put_status("a", {"run": "a1"}, ttl_s=30)
 
     await coordinator.put_status("a", {"run": ""}, ttl_s=0)
@@ -40,7 +44,7 @@ async def test_a_mark_that_lives_no_time_takes_the_last_one_back(coordinator: Co
     assert await coordinator.list_status("run") == []
 
 
-async def test_a_mark_and_a_lease_can_live_as_long_as_a_call_of_the_gateway(
+async def test_a_status_text_and_a_lease_can_live_as_long_as_a_gateway_call(
     coordinator: Coordinator,
 ) -> None:
     ttl_s = limits.SCRAPE_DEADLINE_S

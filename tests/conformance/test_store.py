@@ -90,7 +90,7 @@ async def test_an_update_sets_values_and_adds_deltas_and_leaves_the_rest(store: 
         ),
     ],
 )
-async def test_a_guard_lets_a_row_pass_for_which_all_its_facts_hold(
+async def test_a_change_is_applied_if_all_conditions_of_its_guard_hold(
     store: Store, guard: Guard
 ) -> None:
     task = a_task(claim=2, claim_until=T0, reason=FailureReason.BLOCKED)
@@ -177,7 +177,7 @@ async def test_missing_outranks_stale(store: Store) -> None:
     ]
 
 
-async def test_the_first_of_several_failed_guards_is_the_answer(store: Store) -> None:
+async def test_the_first_of_several_failed_guards_is_the_verdict(store: Store) -> None:
     await keep(store, a_job(), a_run())
     never = Guard(status_in=frozenset())
 
@@ -247,7 +247,7 @@ async def test_a_delete_of_a_row_that_fails_its_guard_is_stale(store: Store) -> 
     assert await store.read(key_of(a_record())) == a_record(owner="me")
 
 
-async def test_a_delete_of_an_absent_row_is_fine(store: Store) -> None:
+async def test_a_delete_of_an_absent_row_is_applied(store: Store) -> None:
     verdicts = await store.commit(
         [a_change(delete(a_deletion_intent(), Guard(equals=(("passes_left", 2),))))]
     )
@@ -272,7 +272,9 @@ async def test_applied_carries_the_rows_as_written_in_the_order_of_the_writes(st
     assert verdicts == [Applied((a_task(), None, a_stats(done=2), a_job()))]
 
 
-async def test_changes_are_judged_in_order_and_each_sees_those_before_it(store: Store) -> None:
+async def test_changes_of_a_call_are_decided_in_order_and_each_sees_those_before_it(
+    store: Store,
+) -> None:
     await keep(store, a_task())
     first, second = Guard(equals=(("claim", 0),)), Guard(equals=(("claim", 1),))
 
@@ -292,7 +294,7 @@ async def test_changes_are_judged_in_order_and_each_sees_those_before_it(store: 
     assert await store.read(key_of(a_task())) == a_task(claim=2)
 
 
-async def test_one_refusal_spares_the_other_changes_of_the_call(store: Store) -> None:
+async def test_a_refused_change_does_not_affect_the_other_changes_of_the_call(store: Store) -> None:
     await keep(store, a_job())
 
     verdicts = await store.commit(
@@ -311,7 +313,7 @@ async def test_one_refusal_spares_the_other_changes_of_the_call(store: Store) ->
     assert await store.read(key_of(a_task(3))) == a_task(3)
 
 
-async def test_a_call_without_changes_answers_nothing(store: Store) -> None:
+async def test_a_commit_without_changes_returns_no_verdicts(store: Store) -> None:
     assert await store.commit([]) == []
 
 
@@ -356,7 +358,7 @@ async def test_a_refused_change_creates_no_queue(store: Store, queue: Queue) -> 
         await queue.receive(RUN, count_max=1, visibility_s=60)
 
 
-async def test_the_effects_of_an_applied_change_make_a_queue_that_is_not_there(
+async def test_the_references_of_an_applied_change_create_a_missing_queue(
     store: Store, queue: Queue
 ) -> None:
     verdicts = await store.commit([a_change(insert(a_task()), refs=(a_ref(),))])

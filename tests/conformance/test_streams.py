@@ -1,4 +1,5 @@
-"""The laws of Blobs.put_stream: of any size, whole or absent, and nothing where it broke off."""
+"""The laws of Blobs.put_stream: a body of any size is whole or absent, and an interrupted stream
+stores nothing."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ async def _read(blobs: Blobs, key: str = KEY, *, start: int = 0) -> bytes | None
     [[], [b""], [b"one"], [b"a", b"", b"b"], [PIECE] * 17],
     ids=lambda pieces: str(len(pieces)),
 )
-async def test_a_body_that_was_streamed_comes_back_as_its_pieces_joined(
+async def test_a_streamed_body_is_read_as_its_joined_pieces(
     blobs: Blobs, pieces: list[bytes]
 ) -> None:
     body = b"".join(pieces)
@@ -56,14 +57,14 @@ async def test_a_body_that_was_streamed_comes_back_as_its_pieces_joined(
     assert await _read(blobs, start=1) == body[1:]
 
 
-async def test_what_breaks_off_comes_through_and_leaves_nothing(blobs: Blobs) -> None:
+async def test_an_error_of_the_stream_is_raised_and_nothing_is_stored(blobs: Blobs) -> None:
     with pytest.raises(_Broken):
         await blobs.put_stream(KEY, _stream([PIECE] * 9, then=_Broken()))
 
     assert await _read(blobs) is None
 
 
-async def test_what_breaks_off_leaves_the_body_that_was_there(blobs: Blobs) -> None:
+async def test_a_failed_stream_keeps_the_previous_body(blobs: Blobs) -> None:
     await blobs.put(KEY, [b"old"])
 
     with pytest.raises(_Broken):
@@ -74,7 +75,7 @@ async def test_what_breaks_off_leaves_the_body_that_was_there(blobs: Blobs) -> N
     assert await _read(blobs) == b"new"
 
 
-async def test_a_stream_that_is_cut_off_leaves_nothing(blobs: Blobs) -> None:
+async def test_a_cancelled_stream_stores_nothing(blobs: Blobs) -> None:
     with trio.CancelScope() as scope:
 
         async def endless() -> AsyncIterator[bytes]:
@@ -102,7 +103,7 @@ async def test_no_reader_sees_a_stream_before_its_end(blobs: Blobs) -> None:
     assert await _read(blobs) == PIECE * 9
 
 
-async def test_deleting_a_prefix_takes_a_streamed_body_along(blobs: Blobs) -> None:
+async def test_deleting_a_prefix_removes_streamed_bodies(blobs: Blobs) -> None:
     await blobs.put_stream(KEY, _stream([b"body"]))
 
     assert await blobs.delete_prefix("jobs/j/exports/r") == 1
@@ -110,6 +111,6 @@ async def test_deleting_a_prefix_takes_a_streamed_body_along(blobs: Blobs) -> No
 
 
 @pytest.mark.parametrize("key", BAD_KEYS, ids=ascii)
-async def test_a_stream_is_refused_under_anything_but_a_plain_key(blobs: Blobs, key: str) -> None:
+async def test_a_stream_under_an_invalid_key_is_refused(blobs: Blobs, key: str) -> None:
     with pytest.raises(ValueError, match=r"\S"):
         await blobs.put_stream(key, _stream([b"body"]))

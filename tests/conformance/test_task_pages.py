@@ -1,4 +1,4 @@
-"""The laws of Store.page_tasks: bounded looks at the tasks of a run
+"""The laws of Store.page_tasks: pages of the tasks of a run that read a bounded number of rows
 (docs/engines.md, Changes and guards)."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.builders import JOB, RUN, a_task, keep
 
 @pytest.mark.parametrize(("read_max", "limit"), [(1, 3), (7, 1), (7, 5), (100, 3)])
 @pytest.mark.parametrize("searched_status", [None, TaskStatus.FAILED, TaskStatus.PENDING])
-async def test_pages_of_a_bounded_look_show_each_task_once_and_get_further_every_time(
+async def test_bounded_pages_return_each_task_once_and_always_advance(
     store: Store, read_max: int, limit: int, searched_status: TaskStatus | None
 ) -> None:
     rare = [TaskStatus.FAILED if index in {3, 17} else TaskStatus.SUCCESSFUL for index in range(24)]

@@ -1,5 +1,5 @@
-"""The laws of Blobs that uploads lean on: streams and copies
-(docs/storage.md, Blob keys), and of their slots."""
+"""The laws of Blobs that uploads need (streams and copies, docs/storage.md, Blob keys), and the
+query for expired upload slots."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def _stream(*pieces: bytes) -> AsyncIterator[bytes]:
 
 
 @pytest.mark.parametrize("pieces", [(), (b"",), (b"a", b"", b"bc"), (BIG, BIG, b"tail")])
-async def test_a_stream_is_stored_as_its_pieces_joined(
+async def test_a_stream_is_stored_as_its_joined_pieces(
     blobs: Blobs, pieces: tuple[bytes, ...]
 ) -> None:
     body = b"".join(pieces)
@@ -43,7 +43,7 @@ async def test_a_stream_is_stored_as_its_pieces_joined(
     assert await _read(blobs, KEY) == body
 
 
-async def test_a_stream_that_ends_with_an_error_stores_nothing(blobs: Blobs) -> None:
+async def test_a_stream_that_fails_stores_nothing(blobs: Blobs) -> None:
     async def broken() -> AsyncIterator[bytes]:
         yield BIG
         raise ConnectionError
@@ -60,7 +60,7 @@ async def test_a_stream_that_ends_with_an_error_stores_nothing(blobs: Blobs) -> 
         await _read(blobs, f"{KEY}2")
 
 
-async def test_nobody_sees_part_of_a_stream(blobs: Blobs) -> None:
+async def test_no_reader_sees_a_part_of_a_stream(blobs: Blobs) -> None:
     seen = []
 
     async def slow() -> AsyncIterator[bytes]:
@@ -75,7 +75,7 @@ async def test_nobody_sees_part_of_a_stream(blobs: Blobs) -> None:
     assert await _read(blobs, KEY) == BIG * 3
 
 
-async def test_a_copy_stands_for_itself_whatever_becomes_of_the_original(blobs: Blobs) -> None:
+async def test_a_copy_is_independent_of_its_original(blobs: Blobs) -> None:
     await blobs.put_stream(KEY, _stream(b"first"))
 
     stored = await blobs.copy(KEY, COPY)
@@ -109,7 +109,7 @@ async def test_copying_again_replaces_the_copy(blobs: Blobs) -> None:
     assert await _read(blobs, COPY) == b"second"
 
 
-async def test_what_is_larger_than_allowed_is_not_copied(blobs: Blobs) -> None:
+async def test_a_body_larger_than_allowed_is_not_copied(blobs: Blobs) -> None:
     await blobs.put_stream(KEY, _stream(BIG))
 
     with pytest.raises(BlobTooLarge):
@@ -120,7 +120,7 @@ async def test_what_is_larger_than_allowed_is_not_copied(blobs: Blobs) -> None:
     assert (await blobs.copy(KEY, COPY, bytes_max=len(BIG))).size_bytes == len(BIG)
 
 
-async def test_what_is_not_there_cannot_be_copied(blobs: Blobs) -> None:
+async def test_copying_a_missing_body_raises_blob_missing(blobs: Blobs) -> None:
     with pytest.raises(BlobMissing):
         await blobs.copy(KEY, COPY)
     with pytest.raises(BlobMissing):
@@ -130,7 +130,7 @@ async def test_what_is_not_there_cannot_be_copied(blobs: Blobs) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "../a", "a//b", "a b"])
-async def test_keys_of_streams_copies_and_addresses_are_plain(blobs: Blobs, key: str) -> None:
+async def test_streams_copies_and_urls_accept_plain_keys_only(blobs: Blobs, key: str) -> None:
     await blobs.put(KEY, [b"body"])
 
     with pytest.raises(ValueError, match=r"\S"):
@@ -145,7 +145,7 @@ async def test_keys_of_streams_copies_and_addresses_are_plain(blobs: Blobs, key:
         await blobs.download_url(key, content_type="text/csv", filename="a", expires_at=T0)
 
 
-async def test_slots_that_expired_by_then_come_oldest_first(store: Store) -> None:
+async def test_expired_upload_slots_are_found_oldest_first(store: Store) -> None:
     slots = [an_input(9 - number, expires_at=T0 + number) for number in range(4)]
     await keep(store, *slots)
 

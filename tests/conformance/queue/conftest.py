@@ -1,7 +1,6 @@
-"""One queue per test, of every kind; where only real time passes, no law that needs time to pass.
+"""One queue per test, of every kind.
 
-A test that moves the clock asks for it, so that is how it is told.
-"""
+A queue whose time cannot be moved is left out of the tests that use the `clock` fixture."""
 
 from __future__ import annotations
 

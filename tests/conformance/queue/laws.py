@@ -1,4 +1,4 @@
-"""How the laws of Queue speak of their queue."""
+"""Helpers of the tests of the Queue laws."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from tests.builders import RUN
 EMPTY = Depth(visible=0, hidden=0)
 
 
-async def given(queue: Queue, *refs: TaskRef) -> None:
+async def open_and_send(queue: Queue, *refs: TaskRef) -> None:
     await queue.open_run(RUN)
     await queue.send(refs)
 
 
-async def take(queue: Queue, count_max: int = 10, visibility_s: float = 60) -> list[Message]:
+async def receive(queue: Queue, count_max: int = 10, visibility_s: float = 60) -> list[Message]:
     return await queue.receive(RUN, count_max=count_max, visibility_s=visibility_s)
 
 

@@ -1,4 +1,5 @@
-"""The queues that the laws are run against: every engine's, and SQS emulated."""
+"""The table of queues that the laws are tested with: one of every engine, and SQS on an
+emulator."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ async def _of_engine(name: str, data_dir: Path, clock: Clock) -> AsyncIterator[Q
 
 @asynccontextmanager
 async def _open_emulator(url: str) -> AsyncIterator[Queue]:
-    """Queues of its own, for all tests share the server and the ids of their runs."""
+    """Queues with a prefix of their own, because all tests share the server and their run ids."""
     async with an_http_transport(an_access(sqs=url)) as transport:
         prefix = f"test-{next(_NUMBERS)}-"
         clock = SystemClock()

@@ -1,5 +1,5 @@
-"""The laws of Queue about queues: one for each run, made and removed
-(docs/architecture.md, Discovery)."""
+"""The laws of Queue about queues: one for each run, created and removed (docs/architecture.md,
+Discovery)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from conveyor.ports.errors import QueueGone
 from conveyor.ports.queue import Depth, Queue
 from tests.builders import OTHER_RUN, RUN, ManualClock, a_ref
-from tests.conformance.queue.laws import EMPTY, given, refs_of, take
+from tests.conformance.queue.laws import EMPTY, open_and_send, receive, refs_of
 
 
 async def test_queues_of_different_runs_share_nothing(queue: Queue) -> None:
@@ -16,7 +16,7 @@ async def test_queues_of_different_runs_share_nothing(queue: Queue) -> None:
     await queue.open_run(OTHER_RUN)
     await queue.send([a_ref(0), a_ref(1, OTHER_RUN), a_ref(2)])
 
-    here = await take(queue)
+    here = await receive(queue)
     await queue.close_run(RUN)
 
     assert refs_of(here) == [a_ref(0), a_ref(2)]
@@ -25,28 +25,28 @@ async def test_queues_of_different_runs_share_nothing(queue: Queue) -> None:
     assert refs_of(there) == [a_ref(1, OTHER_RUN)]
 
 
-async def test_making_a_queue_again_is_fine_and_keeps_its_messages(queue: Queue) -> None:
-    await given(queue, a_ref())
+async def test_creating_a_queue_again_keeps_its_messages(queue: Queue) -> None:
+    await open_and_send(queue, a_ref())
 
     await queue.open_run(RUN)
 
     assert await queue.depth(RUN) == Depth(visible=1, hidden=0)
 
 
-async def test_removing_a_queue_removes_whatever_is_on_it(queue: Queue, clock: ManualClock) -> None:
-    await given(queue, a_ref(0), a_ref(1))
-    await take(queue, count_max=1)
+async def test_removing_a_queue_removes_its_messages(queue: Queue, clock: ManualClock) -> None:
+    await open_and_send(queue, a_ref(0), a_ref(1))
+    await receive(queue, count_max=1)
 
     await queue.close_run(RUN)
 
     assert await queue.depth(RUN) == EMPTY
     clock.advance(60)
     await queue.open_run(RUN)
-    assert await take(queue) == []
+    assert await receive(queue) == []
 
 
-async def test_removing_a_queue_again_is_fine(queue: Queue) -> None:
-    await given(queue, a_ref())
+async def test_removing_a_queue_again_changes_nothing(queue: Queue) -> None:
+    await open_and_send(queue, a_ref())
 
     await queue.close_run(RUN)
     await queue.close_run(RUN)
@@ -54,15 +54,15 @@ async def test_removing_a_queue_again_is_fine(queue: Queue) -> None:
     assert await queue.depth(RUN) == EMPTY
 
 
-async def test_receipts_of_a_removed_queue_no_longer_speak(
+async def test_receipts_of_a_removed_queue_are_not_valid_for_its_successor(
     queue: Queue, clock: ManualClock
 ) -> None:
-    await given(queue, a_ref(0))
-    [old] = await take(queue, visibility_s=1000)
+    await open_and_send(queue, a_ref(0))
+    [old] = await receive(queue, visibility_s=1000)
     await queue.close_run(RUN)
     clock.advance(60)
-    await given(queue, a_ref(1))
-    await take(queue, visibility_s=60)
+    await open_and_send(queue, a_ref(1))
+    await receive(queue, visibility_s=60)
 
     lost = await queue.extend([old], visibility_s=60)
     await queue.bounce([old], delay_s=0)
@@ -72,44 +72,44 @@ async def test_receipts_of_a_removed_queue_no_longer_speak(
     assert await queue.depth(RUN) == Depth(visible=0, hidden=1)
 
 
-async def test_sending_to_a_queue_that_is_gone_says_so(queue: Queue) -> None:
+async def test_sending_to_a_removed_queue_raises_queue_gone(queue: Queue) -> None:
     with pytest.raises(QueueGone):
         await queue.send([a_ref()])
 
-    await given(queue)
+    await open_and_send(queue)
     await queue.close_run(RUN)
     with pytest.raises(QueueGone):
         await queue.send([a_ref()])
     assert await queue.depth(RUN) == EMPTY
 
 
-async def test_receiving_from_a_queue_that_is_gone_says_so(queue: Queue) -> None:
+async def test_receiving_from_a_removed_queue_raises_queue_gone(queue: Queue) -> None:
     with pytest.raises(QueueGone):
-        await take(queue)
+        await receive(queue)
 
-    await given(queue)
+    await open_and_send(queue)
     await queue.close_run(RUN)
     with pytest.raises(QueueGone):
-        await take(queue)
+        await receive(queue)
 
 
-async def test_an_empty_queue_is_not_gone(queue: Queue) -> None:
-    await given(queue)
+async def test_receiving_from_an_empty_queue_does_not_raise(queue: Queue) -> None:
+    await open_and_send(queue)
 
-    assert await take(queue) == []
+    assert await receive(queue) == []
 
 
-async def test_sending_nothing_is_fine(queue: Queue) -> None:
+async def test_sending_no_references_changes_nothing(queue: Queue) -> None:
     await queue.send([])
 
     assert await queue.depth(RUN) == EMPTY
 
 
-async def test_depth_tells_visible_messages_from_hidden_ones(
+async def test_depth_counts_visible_and_hidden_messages_separately(
     queue: Queue, clock: ManualClock
 ) -> None:
-    await given(queue, *(a_ref(index) for index in range(5)))
-    [bounced, acked, _held] = await take(queue, count_max=3, visibility_s=60)
+    await open_and_send(queue, *(a_ref(index) for index in range(5)))
+    [bounced, acked, _held] = await receive(queue, count_max=3, visibility_s=60)
     await queue.bounce([bounced], delay_s=5)
     await queue.ack([acked])
 
@@ -125,5 +125,5 @@ async def test_depth_tells_visible_messages_from_hidden_ones(
     ]
 
 
-async def test_the_depth_of_a_queue_that_is_gone_is_zero(queue: Queue) -> None:
+async def test_the_depth_of_a_removed_queue_is_zero(queue: Queue) -> None:
     assert await queue.depth(RUN) == EMPTY
