@@ -1,1 +1,1 @@
-"""The use cases over the memory engine, with faults wrapped around it."""
+"""Tests of the use cases with the memory engine, and with faults wrapped around it."""

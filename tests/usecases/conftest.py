@@ -1,4 +1,4 @@
-"""One small world per test."""
+"""Fixtures: the ports of a memory engine with a manual clock, one set per test."""
 
 from __future__ import annotations
 

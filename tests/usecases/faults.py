@@ -1,4 +1,4 @@
-"""Faults: a real engine that goes away before or after the n-th call, once or for good."""
+"""Wrappers that make one call of a real engine fail, before or after it takes effect."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class When(Enum):
-    """Which half of an unknown outcome it is."""
+    """Whether the failed call took effect."""
 
     BEFORE = "nothing happened"
     AFTER = "it happened, and the answer was lost"
@@ -36,8 +36,8 @@ class When(Enum):
 
 @dataclass(slots=True)
 class Fault:
-    """Strikes at call number `at` of store, queue and blobs, or of the method that `only` names;
-    later calls go through."""
+    """Makes call number `at` of store, queue and blobs fail, or of the method `only`. Later calls
+    succeed."""
 
     at: int
     when: When
@@ -46,26 +46,26 @@ class Fault:
 
     @property
     def was_reached(self) -> bool:
-        """False once `at` is beyond the last call: every call has had its turn."""
+        """False once `at` is larger than the number of calls, so every call has failed once."""
         return self.calls >= self.at
 
     async def through(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
         counts = self.only in {None, name}
         self.calls += counts
-        strikes = counts and self.calls == self.at
-        if strikes and self.when is When.BEFORE:
-            self._strike()
+        fails = counts and self.calls == self.at
+        if fails and self.when is When.BEFORE:
+            self._fail()
         answer = await call()
-        if strikes:
-            self._strike()
+        if fails:
+            self._fail()
         return answer
 
-    def _strike(self) -> None:
+    def _fail(self) -> None:
         raise Unavailable(f"call {self.at} failed: {self.when.value}")
 
 
 def with_fault(env: Context, fault: Fault) -> Context:
-    """The same world, seen through a fault."""
+    """The same ports, with the fault around store, queue and blobs."""
     return replace(
         env,
         store=FaultyStore(env.store, fault),

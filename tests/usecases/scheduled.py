@@ -1,4 +1,4 @@
-"""Scheduled jobs to try things with."""
+"""Helpers that create scheduled jobs and finish their runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Budgets: which can be given and changed, and what a rerun starts with."""
+"""Budgets: which can be set and changed, and the budget of a rerun."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.usecases.world import OTHER_CALLER, World, run_of, submit, work
 HUNDRED = BudgetCap(Unit.CREDITS, 100)
 
 
-async def _take(env: Context, run: Run, amount: int) -> None:
+async def _reserve(env: Context, run: Run, amount: int) -> None:
     """A worker reserves this much of the run's budget."""
     row = a_budget(run.run_id, job_id=run.job_id)
     await env.store.commit([a_change(add(row, left=-amount))])
@@ -41,11 +41,11 @@ async def test_a_run_starts_with_all_of_its_budget(world: World) -> None:
     assert await _budget(world.env, accepted.run) == (100, 100)
 
 
-async def test_a_budget_that_is_raised_keeps_what_was_taken_and_tells_the_workers(
+async def test_a_raised_budget_keeps_its_reservations_and_signals_the_workers(
     world: World,
 ) -> None:
     accepted = await submit(world.env, 3, budget=HUNDRED)
-    await _take(world.env, accepted.run, 60)
+    await _reserve(world.env, accepted.run, 60)
 
     job = await budget.set_cap(world.env, CALLER, accepted.job.job_id, BudgetCap(Unit.CREDITS, 250))
 
@@ -67,9 +67,9 @@ async def test_setting_a_budget_again_changes_nothing(world: World) -> None:
     assert await _budget(world.env, accepted.run) == (250, 250)
 
 
-async def test_a_budget_may_be_lowered_to_what_is_taken_and_no_further(world: World) -> None:
+async def test_a_budget_can_be_lowered_to_what_is_reserved_and_no_further(world: World) -> None:
     accepted = await submit(world.env, 3, budget=HUNDRED)
-    await _take(world.env, accepted.run, 60)
+    await _reserve(world.env, accepted.run, 60)
 
     await budget.set_cap(world.env, CALLER, accepted.job.job_id, BudgetCap(Unit.CREDITS, 60))
     with pytest.raises(Conflict) as refused:
@@ -79,14 +79,14 @@ async def test_a_budget_may_be_lowered_to_what_is_taken_and_no_further(world: Wo
     assert await _budget(world.env, accepted.run) == (60, 0)
 
 
-async def test_a_live_run_keeps_the_unit_of_its_budget(world: World) -> None:
+async def test_the_unit_of_a_live_runs_budget_cannot_be_changed(world: World) -> None:
     accepted = await submit(world.env, 3, budget=HUNDRED)
 
     with pytest.raises(InvalidArgument):
         await budget.set_cap(world.env, CALLER, accepted.job.job_id, BudgetCap(Unit.COST, 999))
 
 
-async def test_a_live_run_without_a_budget_is_given_none(world: World) -> None:
+async def test_a_budget_cannot_be_added_to_a_live_run(world: World) -> None:
     accepted = await submit(world.env, 3)
 
     with pytest.raises(Conflict) as refused:
@@ -95,7 +95,7 @@ async def test_a_live_run_without_a_budget_is_given_none(world: World) -> None:
     assert refused.value.code == "run_has_no_budget"
 
 
-async def test_a_rerun_starts_with_the_budget_that_the_job_has_by_then(world: World) -> None:
+async def test_a_rerun_starts_with_the_current_budget_of_the_job(world: World) -> None:
     env = world.env
     accepted = await submit(env, 3)
     await work(env, accepted.run)
@@ -114,7 +114,7 @@ async def test_a_budget_in_money_needs_a_gateway_with_prices_in_money(world: Wor
         await submit(env, 3, budget=BudgetCap(Unit.COST, 1))
 
 
-async def test_a_budget_of_somebody_else_is_not_found(world: World) -> None:
+async def test_a_budget_of_another_caller_is_not_found(world: World) -> None:
     accepted = await submit(world.env, 3, budget=HUNDRED)
 
     with pytest.raises(NotFound):
@@ -122,8 +122,8 @@ async def test_a_budget_of_somebody_else_is_not_found(world: World) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class TakenMeanwhile:
-    """A worker takes from the budget after its row was read and before a cap is written."""
+class ReservedMeanwhile:
+    """A worker reserves after the budget row was read and before the cap is written."""
 
     inner: Store
     run: Run
@@ -141,9 +141,9 @@ class TakenMeanwhile:
         return getattr(self.inner, name)
 
 
-async def test_a_cap_below_what_a_worker_takes_at_that_moment_is_refused(world: World) -> None:
+async def test_a_cap_below_a_concurrent_reservation_is_refused(world: World) -> None:
     accepted = await submit(world.env, 3, budget=HUNDRED)
-    racing = TakenMeanwhile(world.env.store, accepted.run, 60)
+    racing = ReservedMeanwhile(world.env.store, accepted.run, 60)
 
     with pytest.raises(Conflict) as refused:
         await budget.set_cap(
@@ -157,9 +157,9 @@ async def test_a_cap_below_what_a_worker_takes_at_that_moment_is_refused(world: 
     assert await _budget(world.env, accepted.run) == (100, 40)
 
 
-async def test_a_cap_above_what_a_worker_takes_at_that_moment_is_set(world: World) -> None:
+async def test_a_cap_above_a_concurrent_reservation_is_set(world: World) -> None:
     accepted = await submit(world.env, 3, budget=HUNDRED)
-    racing = TakenMeanwhile(world.env.store, accepted.run, 60)
+    racing = ReservedMeanwhile(world.env.store, accepted.run, 60)
 
     await budget.set_cap(
         replace(world.env, store=racing),

@@ -1,4 +1,5 @@
-"""The clock is set while things wait: claims, notices, lists, schedules and ids (SPEC.md 4.22)."""
+"""The clock is set while claims, notices, lists, schedules and ids wait for a time (SPEC.md
+4.22)."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ EVERY_MINUTE = Cron("* * * * *", "UTC")
 
 
 @pytest.mark.parametrize("step_s", STEPS_S)
-async def test_a_run_goes_on_at_once_after_the_clock_was_set(
+async def test_a_run_continues_at_once_after_the_clock_was_set(
     env: Context, clock: ManualClock, step_s: float
 ) -> None:
     accepted = await submit(env, 20)
@@ -54,7 +55,7 @@ async def test_a_run_goes_on_at_once_after_the_clock_was_set(
 
 
 @pytest.mark.parametrize("step_s", STEPS_S)
-async def test_a_lost_workers_task_is_taken_over_when_its_message_returns(
+async def test_the_task_of_a_lost_worker_is_taken_over_when_its_message_returns(
     env: Context, clock: ManualClock, step_s: float
 ) -> None:
     accepted = await submit(env, 1)
@@ -75,7 +76,9 @@ async def test_a_lost_workers_task_is_taken_over_when_its_message_returns(
     assert not timing.is_unreal(claim.task.claim_until, now=env.now(), ttl_s=limits.CLAIM_TTL_S)
 
 
-async def test_a_claim_that_can_be_real_is_left_alone(env: Context, clock: ManualClock) -> None:
+async def test_a_claim_within_the_possible_clock_difference_is_kept(
+    env: Context, clock: ManualClock
+) -> None:
     accepted = await submit(env, 1)
     (message,) = await env.queue.receive(accepted.run.run_id, count_max=1, visibility_s=60)
     await tasks.claim(env, [message.ref])
@@ -86,7 +89,7 @@ async def test_a_claim_that_can_be_real_is_left_alone(env: Context, clock: Manua
     assert isinstance(claim, HeldByOther)
 
 
-async def test_of_two_who_take_over_an_unreal_claim_one_has_it(
+async def test_a_claim_from_the_future_is_taken_over_by_one_of_two_workers(
     env: Context, clock: ManualClock
 ) -> None:
     accepted = await submit(env, 1)
@@ -150,7 +153,7 @@ async def _row(env: Context, job_id: JobId) -> Schedule:
 async def test_a_schedule_fires_at_its_next_time_after_the_clock_was_ahead(
     env: Context, clock: ManualClock, step_s: float
 ) -> None:
-    """It went 40 days ahead, fired there, and came back: nothing fired for 40 days."""
+    """The clock was 40 days ahead, the schedule fired, and the clock was set back."""
     job_id = await _schedule_every(env, EVERY_MINUTE)
     clock.step(-step_s)
     await schedules.trigger_schedule(env, job_id)
@@ -161,13 +164,13 @@ async def test_a_schedule_fires_at_its_next_time_after_the_clock_was_ahead(
     schedule = await _row(env, job_id)
     assert schedule.next_fire_at is not None
     assert schedule.last_fire_at is not None
-    # The first minute has fired, late as it seemed; the second has not.
+    # The time of the first minute has already fired; the second has not.
     assert 0 < schedule.last_fire_at - env.now() <= MINUTE_S
     assert schedule.next_fire_at == schedule.last_fire_at + MINUTE_S
 
 
 @pytest.mark.parametrize("step_s", BACK_S)
-async def test_an_interval_that_was_set_while_the_clock_was_ahead_begins_now(
+async def test_an_interval_that_was_set_while_the_clock_was_ahead_starts_now(
     env: Context, clock: ManualClock, step_s: float
 ) -> None:
     rule = Rate(5, RateUnit.MINUTE, anchor_at=env.now())
@@ -181,7 +184,7 @@ async def test_an_interval_that_was_set_while_the_clock_was_ahead_begins_now(
     assert 0 < next_fire_at - env.now() <= 5 * MINUTE_S
 
 
-async def test_a_nominal_time_fires_once_although_the_clock_passes_it_twice(
+async def test_a_nominal_time_that_the_clock_passes_twice_fires_once(
     env: Context, clock: ManualClock
 ) -> None:
     job_id = await _schedule_every(env, EVERY_MINUTE)
@@ -200,7 +203,7 @@ async def test_a_nominal_time_fires_once_although_the_clock_passes_it_twice(
     assert len(fired) == len(set(fired)) == 15
 
 
-async def test_a_schedule_that_is_right_is_left_alone(env: Context) -> None:
+async def test_a_consistent_schedule_is_not_realigned(env: Context) -> None:
     job_id = await _schedule_every(env, EVERY_MINUTE)
     before = await _row(env, job_id)
 
@@ -209,7 +212,7 @@ async def test_a_schedule_that_is_right_is_left_alone(env: Context) -> None:
 
 
 @pytest.mark.parametrize("step_s", BACK_S)
-async def test_what_was_to_be_done_soon_is_due_after_a_step_back(
+async def test_waiting_work_is_due_again_after_the_clock_was_set_back(
     env: Context, clock: ManualClock, step_s: float
 ) -> None:
     await keep(
@@ -229,7 +232,7 @@ async def test_what_was_to_be_done_soon_is_due_after_a_step_back(
     assert len(await env.store.find(DueScrubs(due_by=now, limit=9))) == 1
 
 
-async def test_what_waits_as_long_as_it_may_is_left_alone(env: Context) -> None:
+async def test_work_that_waits_for_its_maximum_time_is_not_pulled_back(env: Context) -> None:
     now = env.now()
     told_to_wait = DeliveryAttempt(at=now, duration_s=0.1, status=429)
     await keep(
@@ -245,7 +248,7 @@ async def test_what_waits_as_long_as_it_may_is_left_alone(env: Context) -> None:
 
 
 @pytest.mark.parametrize("step_s", BACK_S)
-def test_a_key_whose_owner_was_lost_can_be_used_after_a_step_back(step_s: float) -> None:
+def test_a_key_whose_owner_was_lost_can_be_used_after_the_clock_was_set_back(step_s: float) -> None:
     clock = ManualClock()
     record = a_record(claimed_until=clock.now() + limits.IDEMPOTENCY_CLAIM_S)
     request = Request(CALLER, "POST", "/v1/jobs", "key", record.fingerprint)
@@ -256,7 +259,7 @@ def test_a_key_whose_owner_was_lost_can_be_used_after_a_step_back(step_s: float)
     assert isinstance(idempotency.decide(record, request, now=clock.now()), First)
 
 
-async def test_of_two_who_take_over_an_unreal_key_one_has_it(
+async def test_a_key_claim_from_the_future_is_taken_over_by_one_of_two_requests(
     env: Context, clock: ManualClock
 ) -> None:
     request = Request(CALLER, "POST", "/v1/jobs", "key", "fingerprint")

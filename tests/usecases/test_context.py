@@ -1,4 +1,4 @@
-"""Context: one change at a time with its events, rising ids, and a bounded optimistic retry."""
+"""Context: a change is committed with its events, ids are increasing, and retries are bounded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from tests.builders import CALLER, ManualClock, a_change, a_job, an_event, inser
 
 
 class Attempts:
-    """Has an answer at the attempt of this number; an answer may be None."""
+    """Returns an answer at the attempt of this number, and repeats before; the answer may be
+    None."""
 
     def __init__(self, answers_at: int) -> None:
         self.answers_at = answers_at
@@ -33,7 +34,7 @@ class Attempts:
         return None if self.count == self.answers_at else AGAIN
 
 
-async def test_an_attempt_is_repeated_until_it_has_an_answer() -> None:
+async def test_an_attempt_is_repeated_until_it_returns_an_answer() -> None:
     attempts = Attempts(answers_at=3)
 
     await retry_or_refuse("The run is", attempts)
@@ -41,18 +42,18 @@ async def test_an_attempt_is_repeated_until_it_has_an_answer() -> None:
     assert attempts.count == 3
 
 
-async def test_the_last_attempt_may_have_the_answer() -> None:
+async def test_the_last_attempt_may_return_the_answer() -> None:
     assert await retry(Attempts(answers_at=ATTEMPTS_MAX)) is None
 
 
-async def test_attempts_are_bounded() -> None:
+async def test_the_number_of_attempts_is_bounded() -> None:
     attempts = Attempts(answers_at=0)
 
     assert await retry(attempts) is AGAIN
     assert attempts.count == ATTEMPTS_MAX
 
 
-async def test_a_caller_whose_attempts_all_failed_is_refused_and_may_try_again() -> None:
+async def test_a_caller_whose_attempts_all_failed_gets_a_retryable_error() -> None:
     with pytest.raises(Conflict) as refused:
         await retry_or_refuse("The run is", Attempts(answers_at=0))
 
@@ -87,7 +88,9 @@ async def test_a_change_that_is_not_applied_reports_no_event(
     assert caplog.records == []
 
 
-async def test_a_change_with_events_is_not_committed_without_their_numbers(env: Context) -> None:
+async def test_a_change_with_events_is_not_committed_without_their_sequence_numbers(
+    env: Context,
+) -> None:
     event = an_event(1)
 
     with pytest.raises(AssertionError, match="commit_with_events"):
@@ -96,7 +99,9 @@ async def test_a_change_with_events_is_not_committed_without_their_numbers(env: 
     assert await kept(env.store, event) is None
 
 
-async def test_ids_rise_although_the_clock_is_set_back(env: Context, clock: ManualClock) -> None:
+async def test_ids_increase_although_the_clock_is_set_back(
+    env: Context, clock: ManualClock
+) -> None:
     minted = [env.new_id()]
     clock.step(-3600)
     minted.append(env.new_id())

@@ -1,5 +1,5 @@
-"""Crawls by a model: a site is a graph, and a crawl keeps what a search of the graph finds,
-whatever fails, is repeated or is taken over."""
+"""Crawls of random sites: a crawl keeps the pages that a search of the link graph finds, whatever
+fails, is repeated or is taken over."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ START = f"{ROOT}/0"
 
 @dataclass(slots=True)
 class Site:
-    """Pages by their paths; a page is its HTML, or where it redirects to."""
+    """The pages of a site by path; a page is its HTML, or the path that it redirects to."""
 
     pages: Mapping[str, str]
     redirects: Mapping[str, str] = field(default_factory=dict)
@@ -110,17 +110,17 @@ async def fetch(world: World, crawl: Crawl, task: Task, site: Site) -> None:
 
 
 async def fetch_some(
-    world: World, crawl: Crawl, site: Site, moments: random.Random | None = None
+    world: World, crawl: Crawl, site: Site, random_source: random.Random | None = None
 ) -> None:
     waiting = [task for task in await tasks_of(world, crawl) if task.status not in TASK_TERMINAL]
-    if moments is not None:
-        waiting = moments.sample(waiting, moments.randint(0, len(waiting)))
+    if random_source is not None:
+        waiting = random_source.sample(waiting, random_source.randint(0, len(waiting)))
     for task in waiting:
         await fetch(world, crawl, task, site)
 
 
 async def crawl_to_end(world: World, crawl: Crawl, site: Site) -> Crawl:
-    """Steps and fetches by turns, until the crawl has ended."""
+    """Alternates steps and fetches until the crawl has ended."""
     memory = CrawlMemory()
     row = await current(world, crawl)
     while row.due_at is not None:
@@ -131,13 +131,13 @@ async def crawl_to_end(world: World, crawl: Crawl, site: Site) -> Crawl:
     return row
 
 
-async def kept(world: World, crawl: Crawl) -> list[str]:
+async def kept_paths(world: World, crawl: Crawl) -> list[str]:
     pages, _, _ = await crawls.load_kept_pages(world.env, crawl, step=0, skip=0, limit=100_000)
     return [task.url.removeprefix(ROOT) for task in pages]
 
 
 async def check_counts(world: World, crawl: Crawl) -> None:
-    """The job has ended, and its counters are those of its rows."""
+    """Asserts that the job has ended and that its counters match its rows."""
     run = await world.env.store.read(RunKey(crawl.job_id, crawl.run_id))
     job = await world.env.store.read(JobKey(crawl.job_id))
     assert run is not None
@@ -159,8 +159,8 @@ def a_random_site(seed: int, count: int = 60) -> Site:
     return Site(pages)
 
 
-def within(site: Site, depth: int | None) -> set[str]:
-    """Every path that a search finds, those that cannot be read included."""
+def paths_within(site: Site, depth: int | None) -> set[str]:
+    """Every path that a breadth-first search finds, including pages that cannot be read."""
     level, paths, distance = {"/0"}, {"/0"}, 0
     while level and (depth is None or distance < depth):
         texts = [site.pages.get(path, "") for path in level]
@@ -173,24 +173,26 @@ def within(site: Site, depth: int | None) -> set[str]:
 
 @pytest.mark.parametrize("depth", [None, 1, 2, 4])
 @pytest.mark.parametrize("seed", range(5))
-async def test_a_crawl_keeps_what_a_search_of_the_site_finds(seed: int, depth: int | None) -> None:
+async def test_a_crawl_keeps_the_pages_that_a_search_of_the_link_graph_finds(
+    seed: int, depth: int | None
+) -> None:
     world, site = a_world(), a_random_site(seed)
     crawl = await crawl_to_end(world, await create(world, depth=depth), site)
 
-    items = await kept(world, crawl)
+    items = await kept_paths(world, crawl)
 
     assert (crawl.status, crawl.ended_by) == (CrawlStatus.COMPLETED, None)
-    assert set(items) == within(site, depth)
+    assert set(items) == paths_within(site, depth)
     assert len(items) == len(set(items)) == crawl.items
     assert (crawl.waiting, crawl.pages) == (0, crawl.fetched)
     await check_counts(world, crawl)
 
 
 @pytest.mark.parametrize("when", When)
-async def test_every_call_of_a_step_may_fail_and_the_crawl_is_the_same(when: When) -> None:
-    """The process dies at call n, for every n; another one continues with nothing in memory."""
+async def test_a_crawl_whose_process_fails_at_any_call_has_the_same_result(when: When) -> None:
+    """The process dies at call n, for every n; another one continues without its memory."""
     site, at, was_reached = a_random_site(3, 12), 1, True
-    expected = within(site, None)
+    expected = paths_within(site, None)
     while was_reached:
         world, fault = a_world(), Fault(at, when)
         crawl = await create(world)
@@ -206,7 +208,7 @@ async def test_every_call_of_a_step_may_fail_and_the_crawl_is_the_same(when: Whe
         # The sweeper does this for a process that died between two changes.
         await runs.complete_if_done(world.env, crawl.job_id, crawl.run_id)
 
-        assert set(await kept(world, row)) == expected, at
+        assert set(await kept_paths(world, row)) == expected, at
         assert row.items == len(expected)
         await check_counts(world, row)
         was_reached, at = fault.was_reached, at + 1
@@ -214,47 +216,47 @@ async def test_every_call_of_a_step_may_fail_and_the_crawl_is_the_same(when: Whe
 
 
 @pytest.mark.parametrize("seed", range(10))
-async def test_of_processes_that_advance_one_crawl_each_step_is_taken_once(seed: int) -> None:
-    world, site, moments = a_world(), a_random_site(seed), random.Random(seed)
-    crawl = await create(world, depth=moments.choice([None, 3]))
+async def test_concurrent_processes_perform_each_step_of_a_crawl_once(seed: int) -> None:
+    world, site, random_source = a_world(), a_random_site(seed), random.Random(seed)
+    crawl = await create(world, depth=random_source.choice([None, 3]))
     memories = [CrawlMemory() for _ in range(3)]
-    seen = [crawl] * 3  # Each process has the row as it saw it last.
+    seen = [crawl] * 3  # Each process has the row that it read last.
     while (row := await current(world, crawl)).due_at is not None:
-        number = moments.randrange(3)
-        if moments.random() < 0.5:
+        number = random_source.randrange(3)
+        if random_source.random() < 0.5:
             seen[number] = row
         _, advanced = await crawls.advance(world.env, seen[number], memories[number])
         seen[number] = advanced or seen[number]
-        if moments.random() < 0.1:
+        if random_source.random() < 0.1:
             memories[number] = CrawlMemory()
-        await fetch_some(world, crawl, site, moments)
+        await fetch_some(world, crawl, site, random_source)
 
-    assert set(await kept(world, row)) == within(site, row.rules.depth)
-    assert row.items == len(await kept(world, row))
+    assert set(await kept_paths(world, row)) == paths_within(site, row.rules.depth)
+    assert row.items == len(await kept_paths(world, row))
     await check_counts(world, row)
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_a_long_log_is_read_to_its_end_whatever_is_fetched_first(
+async def test_a_long_log_of_steps_is_read_to_its_end_although_fetches_are_out_of_order(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """Steps are read in another order than they were written, and only a few are looked at."""
+    """Pages are fetched in random order, and only a small window of steps is read at a time."""
     monkeypatch.setattr(crawls, "_WINDOW_STEPS", 2)
     monkeypatch.setattr(crawls, "_WINDOWS_MAX", 3)
-    world, site, moments = a_world(), a_random_site(seed, 200), random.Random(seed)
+    world, site, random_source = a_world(), a_random_site(seed, 200), random.Random(seed)
     crawl, memory = await create(world), CrawlMemory()
     row, steps_left = crawl, 2_000
     while row.due_at is not None and steps_left:
         outcome, _ = await crawls.advance(world.env, row, memory)
         if outcome is Advance.IDLE:
-            await fetch_some(world, crawl, site, moments)
+            await fetch_some(world, crawl, site, random_source)
         row, steps_left = await current(world, crawl), steps_left - 1
 
     assert row.due_at is None
-    assert set(await kept(world, row)) == within(site, None)
+    assert set(await kept_paths(world, row)) == paths_within(site, None)
 
 
-async def test_a_page_with_more_links_than_fit_into_a_step_is_read_in_several() -> None:
+async def test_a_page_with_more_links_than_fit_into_a_step_is_read_in_several_steps() -> None:
     world = a_world()
     pages = {f"/{number}": "" for number in range(2500)}
     site = Site({**pages, "/0": linked(*range(2500))})
@@ -264,10 +266,10 @@ async def test_a_page_with_more_links_than_fit_into_a_step_is_read_in_several() 
     assert crawl.items == 2500
     assert crawl.steps > 25
     assert crawl.duplicates == 0
-    assert (await kept(world, crawl))[:3] == ["/0", "/1", "/2"]
+    assert (await kept_paths(world, crawl))[:3] == ["/0", "/1", "/2"]
 
 
-async def test_redirects_and_canonical_links_lead_to_the_page_itself() -> None:
+async def test_redirects_and_canonical_links_lead_to_one_kept_page() -> None:
     canonical = "<link rel=canonical href='/9'>" + linked("lost")
     site = Site(
         {"/0": linked(1, 2, 3, 4), "/1": "", "/9": linked(1), "/3": canonical, "/4": canonical},
@@ -277,7 +279,7 @@ async def test_redirects_and_canonical_links_lead_to_the_page_itself() -> None:
 
     crawl = await crawl_to_end(world, await create(world, depth=1), site)
 
-    assert set(await kept(world, crawl)) == {"/0", "/1", "/9"}
+    assert set(await kept_paths(world, crawl)) == {"/0", "/1", "/9"}
     assert (crawl.pages, crawl.failed) == (6, 0)
 
 
@@ -289,7 +291,7 @@ async def test_robots_txt_is_fetched_once_and_obeyed(autojump_clock: MockClock) 
     crawl = await crawl_to_end(world, crawl, site)
     job = await world.env.store.read(JobKey(crawl.job_id))
 
-    assert set(await kept(world, crawl)) == {"/0", "/1"}
+    assert set(await kept_paths(world, crawl)) == {"/0", "/1"}
     assert site.fetched.count(f"{ROOT}/robots.txt") == 1
     assert f"{ROOT}/2" not in site.fetched
     assert job is not None
@@ -298,10 +300,10 @@ async def test_robots_txt_is_fetched_once_and_obeyed(autojump_clock: MockClock) 
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 410])
-async def test_a_site_without_robots_txt_is_crawled_whatever_the_gateway_calls_its_answer(
+async def test_a_site_without_robots_txt_is_crawled_whatever_error_the_gateway_reports(
     status: int,
 ) -> None:
-    """A remote gateway has codes of its own for these, unless it is asked for the answer."""
+    """A remote gateway reports such answers with codes of its own."""
 
     class Remote(Site):
         def answer(self, url: str) -> Scraped | NotScraped:
@@ -320,10 +322,10 @@ async def test_a_site_without_robots_txt_is_crawled_whatever_the_gateway_calls_i
     crawl = await crawl_to_end(world, crawl, site)
 
     assert crawl.status is CrawlStatus.COMPLETED
-    assert set(await kept(world, crawl)) == {"/0", "/1"}
+    assert set(await kept_paths(world, crawl)) == {"/0", "/1"}
 
 
-async def test_a_start_page_that_may_not_be_or_cannot_be_fetched_fails_the_crawl() -> None:
+async def test_a_start_page_that_is_not_allowed_or_cannot_be_fetched_fails_the_crawl() -> None:
     world = a_world()
     refused = await crawl_to_end(
         world, await create(world), Site({"/0": ""}, robots="User-agent: *\nDisallow: /")
@@ -344,7 +346,7 @@ async def test_a_start_page_that_may_not_be_or_cannot_be_fetched_fails_the_crawl
     assert [crawl.items for crawl in failed] == [0] * 4
 
 
-async def test_sitemaps_lead_to_pages() -> None:
+async def test_pages_of_sitemaps_are_crawled() -> None:
     locations = "".join(f"<loc>{ROOT}/{number}</loc>" for number in (1, 2))
     site = Site(
         {
@@ -361,8 +363,8 @@ async def test_sitemaps_lead_to_pages() -> None:
     only = await crawl_to_end(world, await create(world, discovery=(Discovery.SITEMAP,)), site)
     both = await crawl_to_end(world, await create(world, discovery=tuple(Discovery)), site)
 
-    assert await kept(world, only) == ["/0", "/1", "/2"]
-    assert set(await kept(world, both)) == {"/0", "/1", "/2", "/8", "/9"}
+    assert await kept_paths(world, only) == ["/0", "/1", "/2"]
+    assert set(await kept_paths(world, both)) == {"/0", "/1", "/2", "/8", "/9"}
 
 
 @pytest.mark.parametrize(
@@ -394,7 +396,7 @@ async def test_a_limit_ends_the_crawl_and_its_job(
     assert run.status not in RUN_LIVE
 
 
-async def test_a_stop_ends_crawl_and_job_and_may_be_repeated() -> None:
+async def test_a_stop_ends_crawl_and_job_and_can_be_repeated() -> None:
     world = a_world()
     crawl = await create(world)
     await crawls.advance(world.env, crawl, CrawlMemory())
@@ -425,7 +427,7 @@ async def test_stopping_or_deleting_the_job_ends_the_crawl() -> None:
         await crawls.own(world.env, CALLER, deleted.job_id)
 
 
-async def test_a_repeated_request_finds_its_crawl() -> None:
+async def test_a_repeated_request_returns_the_same_crawl() -> None:
     world = a_world()
     crawl = await create(world)
 

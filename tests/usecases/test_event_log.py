@@ -1,4 +1,4 @@
-"""Feeds: every event gets one place, whoever gives it and whatever goes wrong on the way."""
+"""The event log: every event gets one sequence number, whatever fails meanwhile."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ async def feed_of(env: Context) -> list[Event]:
     return await event_log.page(env.store, CALLER, after=0, limit=10_000)
 
 
-async def places_of(env: Context) -> list[int]:
+async def numbers_of(env: Context) -> list[int]:
     return [event.seq for event in await feed_of(env)]
 
 
-async def test_an_event_commits_with_the_change_it_tells_of_or_not_at_all(env: Context) -> None:
+async def test_an_event_is_committed_together_with_its_change_or_not_at_all(env: Context) -> None:
     accepted = await submit(env, 1)
     await work(env, accepted.run)
-    before = await places_of(env)
+    before = await numbers_of(env)
 
     await runs.complete_if_done(env, accepted.job.job_id, accepted.run.run_id)
 
-    assert await places_of(env) == before == [1, 2, 3]
+    assert await numbers_of(env) == before == [1, 2, 3]
 
 
-async def test_writers_at_the_same_time_get_different_places_without_gaps(env: Context) -> None:
+async def test_concurrent_writers_get_different_numbers_without_gaps(env: Context) -> None:
     other = replace(env, news=EventWakeups(), process_id="process-2")
 
     async with trio.open_nursery() as nursery:
         for writer in (env, other) * 10:
             nursery.start_soon(submit, writer, 1)
 
-    assert await places_of(env) == list(range(1, 41))
+    assert await numbers_of(env) == list(range(1, 41))
     assert len({event.event_id for event in await feed_of(env)}) == 40
 
 
-async def test_two_who_place_the_same_events_place_them_once(env: Context) -> None:
+async def test_concurrent_numbering_of_the_same_events_numbers_them_once(env: Context) -> None:
     events = [an_event(number) for number in range(5)]
     await keep(env.store, *events)
     change = a_change(*(insert(event) for event in events))
@@ -58,10 +58,10 @@ async def test_two_who_place_the_same_events_place_them_once(env: Context) -> No
         for _ in range(4):
             nursery.start_soon(event_log.number_committed, env.store, EventWakeups(), change)
 
-    assert await places_of(env) == [1, 2, 3, 4, 5]
+    assert await numbers_of(env) == [1, 2, 3, 4, 5]
 
 
-async def test_an_event_left_without_a_place_is_brought_by_the_sweeper(
+async def test_an_event_without_a_number_is_numbered_by_the_sweeper(
     env: Context, clock: ManualClock
 ) -> None:
     await keep(env.store, an_event(1), an_event(2))
@@ -71,13 +71,13 @@ async def test_an_event_left_without_a_place_is_brought_by_the_sweeper(
     assert await reconcile.place_events(env) == 2
     assert await reconcile.place_events(env) == 0
 
-    assert await places_of(env) == [1, 2, 3, 4]
+    assert await numbers_of(env) == [1, 2, 3, 4]
     assert {event.event_id for event in (await feed_of(env))[2:]} == {"event-1", "event-2"}
 
 
 @pytest.mark.parametrize("when", list(When))
 @pytest.mark.parametrize("number", range(1, 7))
-async def test_an_outage_anywhere_in_a_stop_loses_no_event_and_doubles_none(
+async def test_an_outage_at_any_call_of_a_stop_loses_and_duplicates_no_event(
     number: int, when: When
 ) -> None:
     world = a_world()
@@ -106,10 +106,10 @@ async def test_only_the_newest_events_are_kept(
 
     await submit(env, 1)
 
-    assert await places_of(env) == list(range(492, 502))
+    assert await numbers_of(env) == list(range(492, 502))
 
 
-async def test_a_reader_that_took_its_ticket_first_is_woken(env: Context) -> None:
+async def test_a_reader_whose_ticket_was_issued_before_an_event_is_woken(env: Context) -> None:
     ticket = env.news.ticket(CALLER)
 
     await submit(env, 1)

@@ -1,4 +1,4 @@
-"""Exports: whole or unseen, each ended task once, finished by whoever comes by."""
+"""Exports: a file is published whole or not at all, and any process can finish it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.usecases.world import MISS, OTHER_CALLER, rows_of, run_of, submit, wo
 
 
 def a_page(task: Task) -> Outcome:
-    """Each page tells which it is; every third is missing."""
+    """Each page contains its own URL; every third one is missing."""
     if task.index % 3 == 2:
         return MISS
     return Scraped(status=200, content_type="text/html", body=f"page {task.index}".encode() * 50)
@@ -47,7 +47,7 @@ async def an_ended_run(env: Context, count: int = 7, *, days: int = 14) -> Run:
     return await run_of(env, accepted.run)
 
 
-async def asked(env: Context, run: Run, kind: ExportFormat = ExportFormat.JSONL) -> Export:
+async def start_export(env: Context, run: Run, kind: ExportFormat = ExportFormat.JSONL) -> Export:
     return await exports.start(env, CALLER, run.job_id, run.run_id, kind, export_id=env.new_id())
 
 
@@ -68,8 +68,8 @@ def lines_of(content: bytes) -> list[dict[str, object]]:
     return [msgspec.json.decode(line) for line in content.splitlines()]
 
 
-async def see_to_all(env: Context, clock: ManualClock, *, rounds: int = 12) -> None:
-    """What an exporter does, until nothing is due for a good while."""
+async def process_all(env: Context, clock: ManualClock, *, rounds: int = 12) -> None:
+    """Processes due exports as an exporter does, until none is due for a while."""
     for _ in range(rounds):
         for export in await exports.due(env, limit=10):
             await exports.process(env, export)
@@ -81,7 +81,7 @@ async def test_an_export_holds_each_ended_task_once(
     env: Context, tmp_path: Path, kind: ExportFormat
 ) -> None:
     run = await an_ended_run(env)
-    export = await asked(env, run, kind)
+    export = await start_export(env, run, kind)
 
     (due_export,) = await exports.due(env, limit=10)
     outcome = await exports.process(env, due_export)
@@ -134,11 +134,11 @@ async def test_a_format_whose_library_is_missing_is_refused(
     env: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = await an_ended_run(env)
-    export = await asked(env, run, ExportFormat.PARQUET)
+    export = await start_export(env, run, ExportFormat.PARQUET)
     monkeypatch.setattr("conveyor.domain.export.parquet.is_available", lambda: False)
 
     with pytest.raises(InvalidArgument, match="conveyor"):
-        await asked(env, run, ExportFormat.PARQUET)
+        await start_export(env, run, ExportFormat.PARQUET)
     assert await exports.process(env, export) is Exported.FAILED
 
     current = await now_of(env, export)
@@ -147,11 +147,11 @@ async def test_a_format_whose_library_is_missing_is_refused(
     assert "install conveyor[parquet] on every worker" in current.error
 
 
-async def test_tasks_that_never_ended_are_not_in_it_and_the_manifest_tells(env: Context) -> None:
+async def test_unfinished_tasks_are_left_out_and_counted_in_the_manifest(env: Context) -> None:
     accepted = await submit(env, 5)
     await work(env, accepted.run, a_page, count=2)
     await runs.stop(env, CALLER, accepted.job.job_id)
-    export = await asked(env, await run_of(env, accepted.run))
+    export = await start_export(env, await run_of(env, accepted.run))
 
     await exports.process(env, export)
 
@@ -173,7 +173,7 @@ async def test_inherited_results_are_exported_with_the_run_they_came_from(env: C
         run_id=RunId(env.new_id()),
     )
     await work(env, again.run)
-    export = await asked(env, await run_of(env, again.run))
+    export = await start_export(env, await run_of(env, again.run))
 
     await exports.process(env, export)
 
@@ -186,13 +186,13 @@ async def test_inherited_results_are_exported_with_the_run_they_came_from(env: C
 
 
 @pytest.mark.parametrize("count", [0, 1, 499, 500, 501])
-async def test_pages_and_groups_of_any_size_lose_nothing(env: Context, count: int) -> None:
+async def test_pages_and_groups_of_any_size_lose_no_task(env: Context, count: int) -> None:
     env = replace(env, config=replace(env.config, sync_tasks_max=1_000))
     accepted = await submit(env, count, is_open=count == 0)
     await work(env, accepted.run)
     if count == 0:
         await runs.stop(env, CALLER, accepted.job.job_id)
-    export = await asked(env, await run_of(env, accepted.run))
+    export = await start_export(env, await run_of(env, accepted.run))
 
     await exports.process(env, export)
 
@@ -204,15 +204,17 @@ async def test_a_live_run_cannot_be_exported(env: Context) -> None:
     accepted = await submit(env, 2)
 
     with pytest.raises(Conflict) as caught:
-        await asked(env, accepted.run)
+        await start_export(env, accepted.run)
 
     assert caught.value.code == "run_not_terminal"
     assert await exports.due(env, limit=10) == []
 
 
-async def test_asking_again_under_the_same_id_is_the_same_export(env: Context) -> None:
+async def test_starting_an_export_again_under_the_same_id_returns_the_same_export(
+    env: Context,
+) -> None:
     run = await an_ended_run(env)
-    export = await asked(env, run)
+    export = await start_export(env, run)
     await exports.process(env, export)
 
     again = await exports.start(
@@ -223,9 +225,9 @@ async def test_asking_again_under_the_same_id_is_the_same_export(env: Context) -
     assert again.status is ExportStatus.COMPLETED
 
 
-async def test_a_foreign_export_is_an_unknown_one(env: Context) -> None:
+async def test_an_export_of_another_caller_is_not_found(env: Context) -> None:
     run = await an_ended_run(env)
-    export = await asked(env, run)
+    export = await start_export(env, run)
 
     for caller, export_id in (
         (OTHER_CALLER, export.export_id),
@@ -238,11 +240,11 @@ async def test_a_foreign_export_is_an_unknown_one(env: Context) -> None:
 
 @pytest.mark.parametrize("when", When)
 @pytest.mark.parametrize("kind", [ExportFormat.ZIP, ExportFormat.JSONL])
-async def test_an_exporter_that_loses_any_call_converges_and_shows_nothing_half_made(
+async def test_an_export_that_fails_at_any_call_is_finished_and_never_shown_incomplete(
     env: Context, clock: ManualClock, when: When, kind: ExportFormat
 ) -> None:
     run = await an_ended_run(env)
-    reference = await asked(env, run, kind)
+    reference = await start_export(env, run, kind)
     await exports.process(env, reference)
     whole = lines_of(await file_of(env, reference)) if kind is ExportFormat.JSONL else []
 
@@ -250,7 +252,7 @@ async def test_an_exporter_that_loses_any_call_converges_and_shows_nothing_half_
     while True:
         at += 1
         fault = Fault(at, when)
-        export = await asked(env, run, kind)
+        export = await start_export(env, run, kind)
         with suppress(Unavailable):
             await exports.process(with_fault(env, fault), export)
         seen = await now_of(env, export)
@@ -267,12 +269,12 @@ async def test_an_exporter_that_loses_any_call_converges_and_shows_nothing_half_
     assert at > 10
 
 
-async def test_an_exporter_that_was_overtaken_cannot_publish_nor_harm_the_other(
+async def test_an_exporter_that_was_overtaken_neither_publishes_nor_damages_the_other_file(
     env: Context, clock: ManualClock
 ) -> None:
-    """The slow one has its file when the quick one has come, gone, and shown its own."""
+    """The slow exporter has written its file when the fast one has already published its own."""
     run = await an_ended_run(env)
-    export = await asked(env, run)
+    export = await start_export(env, run)
 
     class Slow(FaultyBlobs):
         async def put_stream(self, key: str, pieces: AsyncIterable[bytes]) -> Stored:
@@ -292,12 +294,12 @@ async def test_an_exporter_that_was_overtaken_cannot_publish_nor_harm_the_other(
 
 
 @pytest.mark.parametrize("step_s", [0.0, -86_400.0])
-async def test_an_exporter_stops_when_its_export_is_no_longer_its_own(
+async def test_an_exporter_stops_when_another_has_claimed_its_export(
     env: Context, clock: ManualClock, step_s: float
 ) -> None:
-    """Also where the clock was set back meanwhile."""
+    """Also if the clock was set back meanwhile."""
     run = await an_ended_run(env)
-    export = await asked(env, run)
+    export = await start_export(env, run)
 
     class Overtaken(FaultyBlobs):
         async def put_stream(self, key: str, pieces: AsyncIterable[bytes]) -> Stored:
@@ -322,14 +324,12 @@ def _key_of_try(export: Export, epoch: int) -> str:
     return f"jobs/{export.job_id}/exports/{export.run_id}/{export.export_id}/{epoch}/file"
 
 
-async def test_a_body_that_is_missing_is_never_left_out_in_silence(
-    env: Context, clock: ManualClock
-) -> None:
+async def test_a_missing_body_fails_the_export(env: Context, clock: ManualClock) -> None:
     run = await an_ended_run(env)
-    export = await asked(env, run)
+    export = await start_export(env, run)
     await env.blobs.delete_prefix(f"jobs/{run.job_id}/runs/{run.run_id}")
 
-    await see_to_all(env, clock)
+    await process_all(env, clock)
 
     current = await now_of(env, export)
     assert current is not None
@@ -340,11 +340,11 @@ async def test_a_body_that_is_missing_is_never_left_out_in_silence(
     assert named[1] in {row.task_id for row in await rows_of(env, run)}
 
 
-async def test_an_export_fails_at_the_first_look_at_a_damaged_body(env: Context) -> None:
-    """It is not put off again and again: the bytes do not come back."""
+async def test_a_damaged_body_fails_the_export_at_once(env: Context) -> None:
+    """A retry would find the same bytes."""
     run = await an_ended_run(env)
     for kind in (ExportFormat.JSONL, ExportFormat.ZIP, ExportFormat.WARC):
-        export = await asked(env, run, kind)
+        export = await start_export(env, run, kind)
         (row,) = [row for row in await rows_of(env, run) if row.index == 1]
         assert row.result is not None
         await env.blobs.put(row.result.key, [b"another body"])
@@ -358,9 +358,9 @@ async def test_an_export_fails_at_the_first_look_at_a_damaged_body(env: Context)
         assert current.error == f"the stored body of task {row.task_id} is damaged"
 
 
-async def test_an_exporter_that_is_stopped_hands_its_export_back_at_once(env: Context) -> None:
+async def test_a_cancelled_exporter_releases_its_export_at_once(env: Context) -> None:
     run = await an_ended_run(env)
-    export = await asked(env, run)
+    export = await start_export(env, run)
 
     with trio.CancelScope() as scope:
 
@@ -377,11 +377,11 @@ async def test_an_exporter_that_is_stopped_hands_its_export_back_at_once(env: Co
     assert await exports.process(env, due) is Exported.COMPLETED
 
 
-async def test_an_expired_export_is_gone_for_everybody_and_then_altogether(
+async def test_an_expired_export_is_not_found_and_is_then_removed(
     env: Context, clock: ManualClock
 ) -> None:
     run = await an_ended_run(env)
-    export = await asked(env, run)
+    export = await start_export(env, run)
     await exports.process(env, export)
     key = _key_of_try(export, 1)
 
@@ -396,11 +396,11 @@ async def test_an_expired_export_is_gone_for_everybody_and_then_altogether(
         await anext(env.blobs.open(key))
 
 
-async def test_a_deleted_run_takes_its_exports_along_even_those_in_the_making(
+async def test_deleting_a_run_deletes_its_exports_also_unfinished_ones(
     env: Context, clock: ManualClock
 ) -> None:
     run = await an_ended_run(env)
-    first, waiting = await asked(env, run), await asked(env, run)
+    first, waiting = await start_export(env, run), await start_export(env, run)
     await exports.process(env, first)
 
     await runs.delete_run(env, CALLER, run.job_id, run.run_id)
@@ -411,7 +411,7 @@ async def test_a_deleted_run_takes_its_exports_along_even_those_in_the_making(
     assert await env.blobs.delete_prefix(f"jobs/{run.job_id}/exports") == 0
 
 
-async def test_nothing_is_asked_for_under_a_job_that_was_just_deleted(env: Context) -> None:
+async def test_an_export_cannot_be_inserted_under_a_deleted_job(env: Context) -> None:
     run = await an_ended_run(env)
     export = progress.new_export(run, ExportId(env.new_id()), ExportFormat.ZIP, now=env.now())
     await jobs.delete(env, CALLER, run.job_id)
@@ -424,15 +424,15 @@ async def test_nothing_is_asked_for_under_a_job_that_was_just_deleted(env: Conte
     assert await env.store.read(key) is None
 
 
-async def test_an_export_never_outlives_the_results_it_is_made_of(
+async def test_an_export_never_outlives_the_results_it_contains(
     env: Context, clock: ManualClock
 ) -> None:
     run = await an_ended_run(env, days=1)
     clock.advance(86_400 - 60)
 
-    export = await asked(env, run)
+    export = await start_export(env, run)
 
     assert export.expires_at == run.expires_at
     clock.advance(60)
     with pytest.raises(ResultExpired):
-        await asked(env, run)
+        await start_export(env, run)

@@ -1,4 +1,4 @@
-"""Deliveries of export files: durable, repeated, sealed, and over at some point."""
+"""Deliveries of export files: durable, repeated, encrypted, and bounded in time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REFUSED = NotDelivered("http_4xx:403", 403)
 
 @dataclass(slots=True)
 class Sink:
-    """Refuses its first files, and keeps the others."""
+    """Refuses its first files and accepts the others."""
 
     refusals: int = 0
     away: int = 0
@@ -91,7 +91,7 @@ async def test_a_file_is_put_to_its_destination_when_it_is_complete(env: Context
     assert sink.destinations == [PLACE]
 
 
-async def test_no_secret_is_stored_in_the_clear_and_none_after_the_delivery(env: Context) -> None:
+async def test_secrets_are_stored_encrypted_and_deleted_after_the_delivery(env: Context) -> None:
     env = with_sink(env, Sink())
     export = await a_delivery(env)
     stored = msgspec.json.encode(export).decode()
@@ -140,7 +140,7 @@ async def test_a_delivery_is_given_up_when_the_export_expires(
     assert env.now() <= export.expires_at
 
 
-async def test_an_outage_of_ours_is_no_failure_of_the_receiver(
+async def test_an_outage_of_the_store_is_no_failed_delivery(
     env: Context, clock: ManualClock
 ) -> None:
     env = with_sink(env, Sink(away=2))
@@ -154,7 +154,7 @@ async def test_an_outage_of_ours_is_no_failure_of_the_receiver(
     assert await exports.process(env, export) is Exported.COMPLETED
 
 
-async def test_of_two_exporters_one_records_the_delivery(env: Context) -> None:
+async def test_only_one_of_two_exporters_records_the_delivery(env: Context) -> None:
     env = with_sink(env, Sink())
     export = await a_delivery(env)
 
@@ -177,7 +177,7 @@ async def test_a_damaged_file_is_not_delivered(env: Context) -> None:
     assert "cannot be delivered" in error
 
 
-async def test_a_deleted_job_delivers_nothing(env: Context) -> None:
+async def test_nothing_is_delivered_for_a_deleted_job(env: Context) -> None:
     sink = Sink()
     env = with_sink(env, sink)
     export = await a_delivery(env)
@@ -193,5 +193,5 @@ def destination() -> Destination:
     return PLACE
 
 
-def test_a_destination_hides_its_secrets_in_logs(destination: Destination) -> None:
+def test_a_destination_does_not_show_its_secrets_in_logs(destination: Destination) -> None:
     assert repr(destination) == "Destination(***)"

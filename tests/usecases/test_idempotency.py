@@ -1,4 +1,4 @@
-"""The work of a key happens once, and every call hears the same answer."""
+"""The work of an idempotency key is done once, and every call gets the same answer."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def refusing(make: Callable[[], Exception]) -> Work:
     return work
 
 
-async def test_the_second_call_hears_the_first_answer_without_any_work(env: Context) -> None:
+async def test_a_second_call_gets_the_first_answer_without_any_work(env: Context) -> None:
     calls: list[str] = []
     first = await run_once_per_key(env, REQUEST, working(calls), to_answer)
 
@@ -56,7 +56,7 @@ async def test_the_second_call_hears_the_first_answer_without_any_work(env: Cont
 
 
 @pytest.mark.parametrize("when", list(When))
-async def test_a_call_cut_off_anywhere_is_finished_by_the_next_as_the_same_thing(
+async def test_a_call_interrupted_anywhere_is_finished_by_the_next_with_the_same_subject(
     env: Context, clock: ManualClock, when: When
 ) -> None:
     at, goes_on = 0, True
@@ -86,7 +86,8 @@ def replace_key(key: str) -> Request:
 
 
 async def test_a_crash_leaves_a_claim_that_lapses(env: Context, clock: ManualClock) -> None:
-    """A process that dies cannot let go: its store is gone with the first failure."""
+    """A process that dies cannot release its claim: every store call after the first failure fails
+    too."""
     calls: list[str] = []
     dead = replace(env, store=with_fault(env, Fault(2, When.BEFORE, only="commit")).store)
     with pytest.raises(Unavailable):
@@ -111,7 +112,7 @@ async def test_a_key_used_for_another_request_is_a_conflict(env: Context) -> Non
         await run_once_per_key(env, other, refusing(AssertionError), to_answer)
 
 
-async def test_a_final_refusal_is_an_answer_like_any_other(env: Context) -> None:
+async def test_a_final_refusal_is_stored_as_the_answer(env: Context) -> None:
     first = await run_once_per_key(env, REQUEST, refusing(lambda: NotFound("no")), to_answer)
 
     again = await run_once_per_key(env, REQUEST, refusing(AssertionError), to_answer)
@@ -139,7 +140,7 @@ async def test_anything_but_a_final_answer_releases_the_key(
     assert answer.status == 201
 
 
-async def test_what_went_wrong_first_is_what_the_caller_hears(env: Context) -> None:
+async def test_the_first_error_is_raised_although_the_release_fails_too(env: Context) -> None:
     dying = with_fault(env, Fault(2, When.BEFORE, only="commit"))
 
     with pytest.raises(RuntimeError, match="the real cause"):
@@ -166,7 +167,7 @@ async def test_a_cancelled_call_releases_the_key(env: Context) -> None:
     assert (await run_once_per_key(env, REQUEST, working(calls), to_answer)).status == 201
 
 
-async def test_calls_at_the_same_time_do_the_work_once(env: Context) -> None:
+async def test_concurrent_calls_do_the_work_once(env: Context) -> None:
     calls: list[str] = []
     heard: list[StoredResponse | KeyInProgress] = []
 
@@ -188,7 +189,7 @@ async def test_calls_at_the_same_time_do_the_work_once(env: Context) -> None:
 
 
 @pytest.mark.parametrize("early_s", [0.0, 1.0])
-async def test_a_key_that_has_expired_is_a_new_key(
+async def test_an_expired_key_is_treated_as_new(
     env: Context, clock: ManualClock, early_s: float
 ) -> None:
     calls: list[str] = []
@@ -205,7 +206,7 @@ async def test_a_key_that_has_expired_is_a_new_key(
     assert len(calls) == 2
 
 
-async def test_a_slow_first_call_and_its_successor_agree_on_the_answer(
+async def test_a_slow_first_call_and_its_successor_return_the_same_answer(
     env: Context, clock: ManualClock
 ) -> None:
     calls: list[str] = []

@@ -1,4 +1,4 @@
-"""Lookup: callers find what is theirs, and every task of a run is on one page."""
+"""Lookup: callers find only their own jobs, and pages contain every task of a run once."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def pages(
         return [page async for page in tasks]
 
 
-async def test_a_foreign_or_deleted_job_is_no_job(env: Context) -> None:
+async def test_a_foreign_or_deleted_job_is_not_found(env: Context) -> None:
     mine = await submit(env, 1)
     gone = await submit(env, 1)
     await jobs.delete(env, CALLER, gone.job.job_id)
@@ -64,7 +64,7 @@ async def test_a_foreign_or_deleted_job_is_no_job(env: Context) -> None:
     assert len(set(answers)) == 1
 
 
-async def test_a_deleted_job_is_a_tombstone_for_its_owner_only(env: Context) -> None:
+async def test_a_tombstone_is_shown_to_the_owner_of_its_job_only(env: Context) -> None:
     remaining, gone = await submit(env, 1), await submit(env, 1)
     await jobs.delete(env, CALLER, gone.job.job_id)
 
@@ -93,7 +93,7 @@ async def test_a_run_is_found_in_its_own_job_until_it_is_deleted(env: Context) -
             await lookup.load_owned_run(env, job, run_id)
 
 
-async def test_a_signed_link_ends_with_its_run_and_with_its_job(env: Context) -> None:
+async def test_a_signed_link_is_invalid_once_its_run_or_job_is_deleted(env: Context) -> None:
     first, latest = await a_job_with_two_runs(env)
     job_id = first.job.job_id
 
@@ -160,7 +160,9 @@ async def test_totals_are_summed_over_all_shards(env: Context) -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 7, 20, 21, None])
-async def test_a_walk_yields_every_task_once_in_id_order(env: Context, limit: int | None) -> None:
+async def test_iterating_tasks_yields_each_once_in_id_order(
+    env: Context, limit: int | None
+) -> None:
     accepted = await submit(env, 20, is_open=True)
 
     tasks = await pages(env, accepted.run, limit=limit)
@@ -170,7 +172,7 @@ async def test_a_walk_yields_every_task_once_in_id_order(env: Context, limit: in
     assert all(len(page) <= (limit or 20) for page in tasks)
 
 
-async def test_a_walk_continues_after_the_task_that_it_is_given(env: Context) -> None:
+async def test_iterating_tasks_continues_after_a_given_task(env: Context) -> None:
     accepted = await submit(env, 5)
     ids = sorted(row.task_id for row in await rows_of(env, accepted.run))
 
@@ -179,7 +181,7 @@ async def test_a_walk_continues_after_the_task_that_it_is_given(env: Context) ->
     assert [task.task_id for task in page] == ids[2:]
 
 
-async def test_a_walk_finds_rare_tasks_and_yields_no_empty_page(env: Context) -> None:
+async def test_iterating_tasks_finds_rare_ones_and_yields_no_empty_page(env: Context) -> None:
     accepted = await submit(env, 30)
     await work(env, accepted.run, missing([29]))
     narrow = with_config(env, rows_read_max=3)

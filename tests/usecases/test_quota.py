@@ -1,4 +1,4 @@
-"""Storage quotas: counted from rows, and exceeded by one request at most."""
+"""Storage quotas: counted from rows, and exceeded by at most one request."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ def quotas_of(env: Context, **by_name: int | None) -> StorageQuotas:
     return StorageQuotas(env, {Quota(name): limit for name, limit in by_name.items()})
 
 
-async def not_begun() -> None:
+async def is_new() -> None:
     return None
 
 
-async def begun() -> object:
+async def is_retry() -> object:
     return "the row of the first attempt"
 
 
 @asynccontextmanager
 async def admit(quotas: StorageQuotas, *by: Quota) -> AsyncGenerator[None, None]:
-    async with quotas.admit(CALLER, by, not_begun, bytes_sent=100):
+    async with quotas.admit(CALLER, by, is_new, bytes_sent=100):
         yield
 
 
-async def test_a_caller_is_counted_by_what_it_has_stored(env: Context) -> None:
+async def test_the_usage_of_a_caller_is_counted_from_its_rows(env: Context) -> None:
     ended = await submit(env, 3)
     await work(env, ended.run)
     await submit(env, 2, is_open=True)
@@ -68,7 +68,7 @@ async def test_expired_bodies_do_not_count(env: Context, clock: ManualClock) -> 
     assert (await quotas_of(env).count(CALLER)).bytes == 0
 
 
-async def test_a_deleted_run_is_counted_until_its_job_is_counted_again(
+async def test_a_deleted_run_counts_until_its_job_is_counted_again(
     env: Context, autojump_clock: MockClock
 ) -> None:
     first = await submit(env, 3)
@@ -107,7 +107,7 @@ async def test_a_caller_at_its_limit_is_refused_and_one_below_it_is_not(
         pass
 
 
-async def test_only_the_quotas_of_the_request_refuse_it(env: Context) -> None:
+async def test_a_request_is_refused_only_by_the_quotas_that_it_uses(env: Context) -> None:
     await submit(env, 1, is_open=True)
     quotas = quotas_of(env, live_runs=9, open_jobs=1)
 
@@ -115,15 +115,15 @@ async def test_only_the_quotas_of_the_request_refuse_it(env: Context) -> None:
         pass
 
 
-async def test_a_request_that_has_begun_is_not_refused(env: Context) -> None:
+async def test_a_retry_of_an_accepted_request_is_not_refused(env: Context) -> None:
     await submit(env, 1)
     quotas = quotas_of(env, live_runs=1)
 
-    async with quotas.admit(CALLER, [Quota.LIVE_RUNS], begun, bytes_sent=100):
+    async with quotas.admit(CALLER, [Quota.LIVE_RUNS], is_retry, bytes_sent=100):
         pass
 
 
-async def test_near_a_limit_requests_of_two_processes_are_admitted_one_at_a_time(
+async def test_near_a_limit_concurrent_requests_of_two_processes_are_admitted_one_at_a_time(
     env: Context, autojump_clock: MockClock
 ) -> None:
     together = together_max = refused = 0
@@ -149,7 +149,7 @@ async def test_near_a_limit_requests_of_two_processes_are_admitted_one_at_a_time
     assert (await quotas_of(env).count(CALLER)).live_runs == 3
 
 
-async def test_a_request_whose_turn_does_not_come_may_try_again(
+async def test_a_request_that_cannot_get_its_turn_may_be_retried(
     env: Context, autojump_clock: MockClock
 ) -> None:
     here, there = quotas_of(env, live_runs=2), quotas_of(env, live_runs=2)
@@ -166,7 +166,7 @@ async def test_a_request_whose_turn_does_not_come_may_try_again(
         pass
 
 
-async def test_a_request_that_fails_gives_its_turn_back(env: Context) -> None:
+async def test_a_failed_request_releases_its_turn(env: Context) -> None:
     here, there = quotas_of(env, live_runs=1), quotas_of(env, live_runs=1)
 
     with pytest.raises(ZeroDivisionError):
@@ -178,7 +178,7 @@ async def test_a_request_that_fails_gives_its_turn_back(env: Context) -> None:
             pass
 
 
-async def test_exports_are_limited_run_by_run(env: Context) -> None:
+async def test_exports_are_limited_per_run(env: Context) -> None:
     full, other = await submit(env, 1), await submit(env, 1)
     for accepted in (full, other):
         await work(env, accepted.run)
@@ -189,23 +189,23 @@ async def test_exports_are_limited_run_by_run(env: Context) -> None:
     quotas = quotas_of(env, exports_per_run=1)
 
     with pytest.raises(QuotaExceeded, match="exports_per_run"):
-        async with quotas.admit_export(CALLER, run.run_id, not_begun):
+        async with quotas.admit_export(CALLER, run.run_id, is_new):
             pytest.fail("the export was admitted")
 
-    async with quotas.admit_export(CALLER, other.run.run_id, not_begun):
+    async with quotas.admit_export(CALLER, other.run.run_id, is_new):
         pass
-    async with quotas.admit_export(CALLER, run.run_id, begun):
+    async with quotas.admit_export(CALLER, run.run_id, is_retry):
         pass
 
 
-async def test_file_inputs_are_limited_caller_by_caller(env: Context) -> None:
+async def test_file_inputs_are_limited_per_caller(env: Context) -> None:
     await upload.create(env, CALLER, ListSpec(ListFormat.TEXT), input_id=InputId(env.new_id()))
     quotas = quotas_of(env, upload_slots=1)
 
     with pytest.raises(QuotaExceeded, match="upload_slots"):
-        async with quotas.admit_slot(CALLER, not_begun):
+        async with quotas.admit_slot(CALLER, is_new):
             pytest.fail("the file input was admitted")
 
-    async with quotas.admit_slot(OTHER_CALLER, not_begun):
+    async with quotas.admit_slot(OTHER_CALLER, is_new):
         pass
     assert (await quotas.count_slots(CALLER), await quotas.count_slots(OTHER_CALLER)) == (1, 0)

@@ -1,4 +1,4 @@
-"""Scheduled jobs: each nominal time makes one run or is skipped with a reason, whatever happens."""
+"""Scheduled jobs: each nominal time creates one run or is skipped with a reason."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from conveyor.usecases.run import rerun, runs
 from conveyor.usecases.schedule import Fired
 from conveyor.usecases.submit import jobs
 from tests.builders import CALLER, T0, ManualClock, a_ulid
-from tests.usecases.run.test_rerun import again, ingest_open
+from tests.usecases.run.test_rerun import ingest_open, start_rerun
 from tests.usecases.scheduled import (
     DAILY,
     HOUR,
@@ -77,7 +77,7 @@ async def test_each_nominal_time_makes_a_run_over_the_whole_list(
     assert (await row_of(env, job)).next_fire_at == T0 + 3 * HOUR
 
 
-async def test_a_fire_wakes_whoever_ingests_and_fetches(
+async def test_a_fire_signals_ingest_and_fetching(
     env: Context, clock: ManualClock, signals: SignalLog
 ) -> None:
     job = await schedule(env)
@@ -89,7 +89,7 @@ async def test_a_fire_wakes_whoever_ingests_and_fetches(
     assert signals.said == [("batch_opened", run_id), ("run_changed", run_id)]
 
 
-async def test_one_run_makes_up_for_all_times_that_passed(env: Context, clock: ManualClock) -> None:
+async def test_one_run_makes_up_for_all_missed_times(env: Context, clock: ManualClock) -> None:
     job = await schedule(env)
     clock.at = T0 + 72.5 * HOUR
 
@@ -103,7 +103,7 @@ async def test_one_run_makes_up_for_all_times_that_passed(env: Context, clock: M
     assert row.skips == (Skip(T0 + 2 * HOUR, clock.at, SkipReason.MISSED),)
 
 
-async def test_a_fire_gives_way_to_a_live_run(env: Context, clock: ManualClock) -> None:
+async def test_a_fire_is_skipped_while_a_run_is_live(env: Context, clock: ManualClock) -> None:
     job = await schedule(env)
     clock.at = T0 + HOUR
     await schedules.trigger_schedule(env, job.job_id)
@@ -119,7 +119,7 @@ async def test_a_fire_gives_way_to_a_live_run(env: Context, clock: ManualClock) 
     assert row.skips == (Skip(T0 + 2 * HOUR, T0 + 2 * HOUR, SkipReason.OVERLAP),)
 
 
-async def test_a_queued_fire_waits_for_the_live_run_and_comes_once(
+async def test_a_queued_fire_waits_for_the_live_run_and_fires_once(
     env: Context, clock: ManualClock
 ) -> None:
     job = await schedule(env, overlap=Overlap.QUEUE)
@@ -139,7 +139,7 @@ async def test_a_queued_fire_waits_for_the_live_run_and_comes_once(
     assert row.skips == (Skip(T0 + 3 * HOUR, clock.at, SkipReason.MISSED),)
 
 
-async def test_only_the_latest_skips_are_remembered(env: Context, clock: ManualClock) -> None:
+async def test_only_the_latest_skips_are_kept(env: Context, clock: ManualClock) -> None:
     job = await schedule(env)
     clock.at = T0 + HOUR
     await schedules.trigger_schedule(env, job.job_id)
@@ -152,7 +152,7 @@ async def test_only_the_latest_skips_are_remembered(env: Context, clock: ManualC
     assert [skip.first_at for skip in skips] == [T0 + number * HOUR for number in range(20, 30)]
 
 
-async def test_an_at_fires_once_and_is_over(env: Context, clock: ManualClock) -> None:
+async def test_an_at_schedule_fires_once_and_ends(env: Context, clock: ManualClock) -> None:
     job = await schedule(env, At("2023-11-15T09:30", "Europe/Berlin"))
     clock.at = T0 + 86400
 
@@ -163,7 +163,7 @@ async def test_an_at_fires_once_and_is_over(env: Context, clock: ManualClock) ->
     assert (row.next_fire_at, row.status) == (None, ScheduleStatus.ACTIVE)
 
 
-async def test_nothing_fires_while_paused_and_resuming_makes_up_for_nothing(
+async def test_nothing_fires_while_paused_and_missed_times_are_not_made_up_for(
     env: Context, clock: ManualClock
 ) -> None:
     job = await schedule(env)
@@ -183,7 +183,7 @@ async def test_nothing_fires_while_paused_and_resuming_makes_up_for_nothing(
     assert row.skips == (Skip(T0 + HOUR, clock.at, SkipReason.PAUSED),)
 
 
-async def test_a_new_rule_counts_from_now_and_leaves_a_live_run_alone(
+async def test_a_new_rule_counts_from_now_and_keeps_a_live_run(
     env: Context, clock: ManualClock
 ) -> None:
     job = await schedule(env)
@@ -200,7 +200,9 @@ async def test_a_new_rule_counts_from_now_and_leaves_a_live_run_alone(
     assert run.status is RunStatus.RUNNING
 
 
-async def test_the_same_rule_again_changes_nothing(env: Context, clock: ManualClock) -> None:
+async def test_setting_the_same_rule_again_changes_nothing(
+    env: Context, clock: ManualClock
+) -> None:
     job = await schedule(env)
     before = await row_of(env, job)
     clock.advance(100)
@@ -211,7 +213,7 @@ async def test_the_same_rule_again_changes_nothing(env: Context, clock: ManualCl
     assert same.schedule == before == await row_of(env, job)
 
 
-async def test_a_rule_without_a_time_to_come_is_refused(env: Context, clock: ManualClock) -> None:
+async def test_a_rule_without_a_future_time_is_refused(env: Context, clock: ManualClock) -> None:
     past = At("2020-01-01T00:00", "UTC")
     job = await schedule(env)
 
@@ -224,7 +226,7 @@ async def test_a_rule_without_a_time_to_come_is_refused(env: Context, clock: Man
     assert (await row_of(env, job)).rule == HOURLY
 
 
-async def test_a_clock_that_was_put_back_fires_no_time_twice(
+async def test_a_clock_that_was_set_back_fires_no_time_twice(
     env: Context, clock: ManualClock
 ) -> None:
     job = await schedule(env)
@@ -239,7 +241,7 @@ async def test_a_clock_that_was_put_back_fires_no_time_twice(
     assert changed.schedule.next_fire_at == T0 + 2 * HOUR
 
 
-async def test_a_nominal_time_whose_run_is_there_only_moves_the_schedule_on(
+async def test_a_nominal_time_whose_run_exists_only_advances_the_schedule(
     env: Context, clock: ManualClock
 ) -> None:
     job = await schedule(env)
@@ -255,13 +257,13 @@ async def test_a_nominal_time_whose_run_is_there_only_moves_the_schedule_on(
     assert (await row_of(env, job)).next_fire_at == T0 + 2 * HOUR
 
 
-async def test_a_scheduled_job_is_fired_by_hand(env: Context, clock: ManualClock) -> None:
+async def test_a_scheduled_job_can_be_fired_by_hand(env: Context, clock: ManualClock) -> None:
     job = await schedule(env)
     before = await row_of(env, job)
 
-    first = await again(env, job)
+    first = await start_rerun(env, job)
     await finish(env, first.run)
-    second = await again(env, job)
+    second = await start_rerun(env, job)
     await finish(env, second.run)
 
     assert (first.rerun_of, second.rerun_of) == (None, first.run.run_id)
@@ -280,25 +282,25 @@ async def test_a_scheduled_run_can_be_rerun_in_part(env: Context, clock: ManualC
     await ingest_open(env, first)
     await work(env, first, missing([0]))
 
-    second = await again(env, job, frozenset({TaskStatus.FAILED}))
+    second = await start_rerun(env, job, frozenset({TaskStatus.FAILED}))
 
     assert (second.retried, second.inherited) == (1, 2)
 
 
-async def test_a_fire_by_hand_holds_up_the_schedule_like_any_run(
+async def test_a_run_fired_by_hand_makes_the_schedule_skip_like_any_live_run(
     env: Context, clock: ManualClock
 ) -> None:
     job = await schedule(env)
-    await again(env, job)
+    await start_rerun(env, job)
     clock.advance(HOUR)
 
     assert await schedules.trigger_schedule(env, job.job_id) is Fired.PASSED
     with pytest.raises(Conflict) as refusal:
-        await again(env, job)
+        await start_rerun(env, job)
     assert refusal.value.code == "run_not_terminal"
 
 
-async def test_the_list_outlives_every_run(env: Context, clock: ManualClock) -> None:
+async def test_the_list_is_kept_after_every_run(env: Context, clock: ManualClock) -> None:
     job = await schedule(env)
     clock.at = T0 + HOUR
     await schedules.trigger_schedule(env, job.job_id)
@@ -323,7 +325,7 @@ async def test_deleting_the_job_ends_the_schedule(env: Context, clock: ManualClo
         await schedules.set_state(env, CALLER, job.job_id, ScheduleStatus.PAUSED)
 
 
-async def test_the_list_of_a_scheduled_job_is_fixed(env: Context) -> None:
+async def test_no_tasks_can_be_added_to_a_scheduled_job(env: Context) -> None:
     job = await schedule(env)
 
     with pytest.raises(Conflict) as added:
@@ -334,7 +336,7 @@ async def test_the_list_of_a_scheduled_job_is_fixed(env: Context) -> None:
     assert added.value.code == closed.value.code == "job_not_open"
 
 
-async def test_a_job_without_a_run_has_nothing_to_stop_pause_or_retry(env: Context) -> None:
+async def test_a_job_without_a_run_cannot_be_stopped_paused_or_rerun(env: Context) -> None:
     job = await schedule(env)
 
     with pytest.raises(Conflict) as stopped:
@@ -342,7 +344,7 @@ async def test_a_job_without_a_run_has_nothing_to_stop_pause_or_retry(env: Conte
     with pytest.raises(Conflict) as paused:
         await runs.set_pause(env, CALLER, job.job_id, PauseState.PAUSED)
     with pytest.raises(Conflict) as retried:
-        await again(env, job, frozenset({TaskStatus.FAILED}))
+        await start_rerun(env, job, frozenset({TaskStatus.FAILED}))
 
     codes = [refusal.value.code for refusal in (stopped, paused, retried)]
     assert codes == ["run_not_stoppable", "run_not_pausable", "no_prior_run"]
@@ -357,7 +359,7 @@ async def test_a_regular_job_has_no_schedule_to_change(env: Context) -> None:
         await schedules.set_state(env, CALLER, regular.job_id, ScheduleStatus.PAUSED)
 
 
-async def test_a_schedule_of_somebody_else_is_unknown(env: Context) -> None:
+async def test_a_schedule_of_another_caller_is_not_found(env: Context) -> None:
     job = await schedule(env)
 
     with pytest.raises(NotFound):

@@ -1,4 +1,4 @@
-"""Schedules under fire: processes, callers and outages at the same moment."""
+"""Schedules: concurrent schedulers, callers and outages."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from conveyor.usecases.context import Context
 from conveyor.usecases.schedule import Fired
 from tests.builders import CALLER, T0, ManualClock
 from tests.usecases.faults import Fault, When, with_fault
-from tests.usecases.run.test_rerun import again
+from tests.usecases.run.test_rerun import start_rerun
 from tests.usecases.scheduled import DAILY, HOUR, finish, row_of, runs_of, schedule
 
 
-async def test_schedulers_at_the_same_time_fire_once(env: Context, clock: ManualClock) -> None:
+async def test_concurrent_schedulers_fire_once(env: Context, clock: ManualClock) -> None:
     for number in range(10):
         job = await schedule(env, Rate(1, RateUnit.HOUR, clock.at), number=900 + number)
         clock.advance(5.5 * HOUR)
@@ -37,7 +37,7 @@ async def _fire(env: Context, job: Job, fired: list[Fired]) -> None:
     fired.append(await schedules.trigger_schedule(env, job.job_id))
 
 
-async def test_an_edit_at_the_moment_of_a_fire_happens_before_or_after_it(
+async def test_an_edit_concurrent_with_a_fire_happens_before_or_after_it(
     env: Context, clock: ManualClock
 ) -> None:
     orders = set()
@@ -63,7 +63,7 @@ async def test_an_edit_at_the_moment_of_a_fire_happens_before_or_after_it(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("when", list(When))
-async def test_a_fire_cut_off_at_any_call_makes_one_run_in_the_end(
+async def test_a_fire_interrupted_at_any_call_creates_one_run(
     env: Context, clock: ManualClock, when: When
 ) -> None:
     at, goes_on = 0, True
@@ -89,7 +89,7 @@ async def test_a_fire_cut_off_at_any_call_makes_one_run_in_the_end(
 @pytest.mark.slow
 @pytest.mark.parametrize("when", list(When))
 @pytest.mark.parametrize("count", [2, 120])
-async def test_a_submit_cut_off_at_any_call_is_finished_by_a_retry(
+async def test_a_submit_interrupted_at_any_call_is_finished_by_a_retry(
     env: Context, clock: ManualClock, count: int, when: When
 ) -> None:
     at, goes_on = 0, True
@@ -101,7 +101,7 @@ async def test_a_submit_cut_off_at_any_call_is_finished_by_a_retry(
             await schedule(with_fault(env, fault), DAILY, count=count, number=20_000 + at)
         job = await schedule(env, DAILY, count=count, number=20_000 + at)
 
-        run = (await again(env, job)).run
+        run = (await start_rerun(env, job)).run
         assert (await finish(env, run)).total == count
         assert (await row_of(env, job)).version == 0
         goes_on = fault.was_reached
@@ -110,7 +110,7 @@ async def test_a_submit_cut_off_at_any_call_is_finished_by_a_retry(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("when", list(When))
-async def test_an_edit_cut_off_at_any_call_is_finished_by_a_retry(
+async def test_an_edit_interrupted_at_any_call_is_finished_by_a_retry(
     env: Context, clock: ManualClock, when: When
 ) -> None:
     at, goes_on = 0, True
@@ -134,7 +134,7 @@ async def test_an_edit_cut_off_at_any_call_is_finished_by_a_retry(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("when", list(When))
-async def test_a_fire_by_hand_cut_off_at_any_call_is_finished_by_a_retry(
+async def test_a_fire_by_hand_interrupted_at_any_call_is_finished_by_a_retry(
     env: Context, when: When
 ) -> None:
     at, goes_on = 0, True
@@ -144,8 +144,8 @@ async def test_a_fire_by_hand_cut_off_at_any_call_is_finished_by_a_retry(
         fault = Fault(at, when)
 
         with suppress(Unavailable):
-            await again(with_fault(env, fault), job, number=50_000 + at)
-        started = await again(env, job, number=50_000 + at)
+            await start_rerun(with_fault(env, fault), job, number=50_000 + at)
+        started = await start_rerun(env, job, number=50_000 + at)
 
         (run,) = await runs_of(env, job)
         assert run.run_id == started.run.run_id

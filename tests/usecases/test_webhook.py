@@ -1,4 +1,5 @@
-"""Webhooks of jobs: what is checked, what a change reaches, and how an event is told again."""
+"""Webhooks of jobs: what is validated, which deliveries a change affects, and how an event is
+redelivered."""
 
 from __future__ import annotations
 
@@ -39,8 +40,8 @@ class Receiver:
         return self.outcome
 
 
-async def a_told_job(env: Context, runs: int = 1) -> tuple[JobId, list[Notice]]:
-    """A job whose runs have ended, and what it has to tell, oldest first."""
+async def a_job_with_notices(env: Context, runs: int = 1) -> tuple[JobId, list[Notice]]:
+    """A job whose runs have ended, and its notices, oldest first."""
     accepted = await submit(env, 1, webhook=HOOK)
     await work(env, accepted.run)
     for _ in range(runs - 1):
@@ -65,7 +66,7 @@ async def now_of(env: Context, notice: Notice) -> Notice:
 
 
 @pytest.mark.parametrize(("is_temporary", "retry_after_s"), [(True, 5.0), (False, None)])
-async def test_a_name_that_leads_nowhere_is_refused_and_for_good_only_if_it_is(
+async def test_an_unresolvable_host_is_refused_permanently_only_if_it_does_not_exist(
     env: Context, is_temporary: bool, retry_after_s: float | None
 ) -> None:
     with pytest.raises(InvalidArgument) as refused:
@@ -75,7 +76,7 @@ async def test_a_name_that_leads_nowhere_is_refused_and_for_good_only_if_it_is(
     assert refused.value.retry_after_s == retry_after_s
 
 
-async def test_signing_needs_an_active_key_of_ones_own(env: Context) -> None:
+async def test_signing_needs_an_active_key_of_the_caller(env: Context) -> None:
     await hmac_keys.rotate(env, OTHER_CALLER, kid=a_ulid(1))
 
     with pytest.raises(InvalidArgument) as refused:
@@ -86,7 +87,7 @@ async def test_signing_needs_an_active_key_of_ones_own(env: Context) -> None:
     assert refused.value.code == "webhook_signing_requires_active_key"
 
 
-async def test_a_job_that_was_begun_is_finished_without_a_second_check(env: Context) -> None:
+async def test_a_retried_submit_does_not_validate_its_webhook_again(env: Context) -> None:
     accepted = await submit(env, 1, webhook=HOOK)
     gone = Receiver(Unresolved(is_temporary=False))
 
@@ -95,8 +96,8 @@ async def test_a_job_that_was_begun_is_finished_without_a_second_check(env: Cont
         await webhooks.validate_new(env, gone, CALLER, HOOK, JobId(env.new_id()))
 
 
-async def test_a_changed_url_holds_for_deliveries_not_made_yet(env: Context) -> None:
-    job_id, _ = await a_told_job(env)
+async def test_a_changed_url_applies_to_pending_deliveries(env: Context) -> None:
+    job_id, _ = await a_job_with_notices(env)
     receiver = Receiver()
 
     await webhooks.replace(env, receiver, CALLER, job_id, OTHER_HOOK)
@@ -105,10 +106,10 @@ async def test_a_changed_url_holds_for_deliveries_not_made_yet(env: Context) -> 
     assert [message.webhook for message in receiver.heard] == [OTHER_HOOK]
 
 
-async def test_a_removed_webhook_drops_what_was_not_delivered_even_if_one_is_set_again(
+async def test_removing_a_webhook_drops_pending_deliveries_even_if_one_is_set_again(
     env: Context,
 ) -> None:
-    job_id, (notice,) = await a_told_job(env)
+    job_id, (notice,) = await a_job_with_notices(env)
     receiver = Receiver()
 
     await webhooks.remove(env, CALLER, job_id)
@@ -120,8 +121,8 @@ async def test_a_removed_webhook_drops_what_was_not_delivered_even_if_one_is_set
     assert (await now_of(env, notice)).status is NoticeStatus.DROPPED
 
 
-async def test_a_deleted_job_takes_no_webhook(env: Context) -> None:
-    job_id, _ = await a_told_job(env)
+async def test_a_deleted_job_accepts_no_webhook(env: Context) -> None:
+    job_id, _ = await a_job_with_notices(env)
     await jobs.delete(env, CALLER, job_id)
 
     with pytest.raises(NotFound):
@@ -133,10 +134,10 @@ async def test_a_deleted_job_takes_no_webhook(env: Context) -> None:
 
 
 @pytest.mark.parametrize("outcome", [Delivered(200), NotDelivered("http_4xx:410", 410, gone=True)])
-async def test_an_event_is_told_again_with_the_same_id_and_bytes(
+async def test_an_event_is_redelivered_with_the_same_id_and_bytes(
     env: Context, clock: ManualClock, outcome: Delivered | NotDelivered
 ) -> None:
-    job_id, (notice,) = await a_told_job(env)
+    job_id, (notice,) = await a_job_with_notices(env)
     receiver = Receiver(outcome=outcome)
     await deliver_due(env, receiver)
     clock.advance(100 * 3600)
@@ -152,8 +153,8 @@ async def test_an_event_is_told_again_with_the_same_id_and_bytes(
     assert (current.status, current.attempts) == (NoticeStatus.DELIVERED, 2)
 
 
-async def test_a_try_under_way_does_not_undo_a_redelivery(env: Context) -> None:
-    job_id, (notice,) = await a_told_job(env)
+async def test_an_attempt_under_way_does_not_undo_a_redelivery(env: Context) -> None:
+    job_id, (notice,) = await a_job_with_notices(env)
 
     class Impatient(Receiver):
         async def deliver(self, message: Message) -> Delivered | NotDelivered:
@@ -165,9 +166,9 @@ async def test_a_try_under_way_does_not_undo_a_redelivery(env: Context) -> None:
     assert [due.notice_id for due in await webhook.due(env, limit=10)] == [notice.notice_id]
 
 
-async def test_only_an_event_of_the_job_itself_is_told_again(env: Context) -> None:
-    job_id, _ = await a_told_job(env)
-    other_id, others = await a_told_job(env)
+async def test_only_an_event_of_the_job_itself_can_be_redelivered(env: Context) -> None:
+    job_id, _ = await a_job_with_notices(env)
+    other_id, others = await a_job_with_notices(env)
     foreign = next(notice for notice in others if notice.job_id == other_id)
 
     for event_id in (foreign.notice_id, "NOTHING"):
@@ -175,16 +176,16 @@ async def test_only_an_event_of_the_job_itself_is_told_again(env: Context) -> No
             await webhooks.redeliver(env, CALLER, job_id, event_id)
 
 
-async def test_without_a_webhook_there_is_nobody_to_tell_again(env: Context) -> None:
-    job_id, (notice,) = await a_told_job(env)
+async def test_without_a_webhook_nothing_can_be_redelivered(env: Context) -> None:
+    job_id, (notice,) = await a_job_with_notices(env)
     await webhooks.remove(env, CALLER, job_id)
 
     with pytest.raises(NotFound, match="no webhook"):
         await webhooks.redeliver(env, CALLER, job_id, notice.notice_id)
 
 
-async def test_the_log_is_paged_without_gaps(env: Context, clock: ManualClock) -> None:
-    job_id, events = await a_told_job(env, runs=5)
+async def test_the_delivery_log_is_paged_without_gaps(env: Context, clock: ManualClock) -> None:
+    job_id, events = await a_job_with_notices(env, runs=5)
 
     seen: list[Notice] = []
     cursor = None

@@ -1,4 +1,4 @@
-"""Notices: delivered at least once, put off with patience, and given up in the end."""
+"""Notices: delivered at least once, repeated with growing delays, and given up in the end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HOOK = Webhook("https://example.com/hook")
 
 @dataclass
 class Receiver:
-    """A receiver that answers what it is told to, and remembers every delivery."""
+    """A receiver with scripted answers that records every delivery."""
 
     answers: list[Delivered | NotDelivered]
     heard: list[tuple[str, str, str]] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Receiver:
         return self.answers.pop(0) if self.answers else NotDelivered("http_5xx", 500)
 
 
-async def a_told_job(env: Context, receiver: Webhook = HOOK) -> tuple[Accepted, Notice]:
+async def a_job_with_notices(env: Context, receiver: Webhook = HOOK) -> tuple[Accepted, Notice]:
     accepted = await submit(env, 1, webhook=receiver)
     await work(env, accepted.run)
     (notice,) = await webhook.due(env, limit=10)
@@ -54,7 +54,7 @@ async def a_told_job(env: Context, receiver: Webhook = HOOK) -> tuple[Accepted, 
 
 
 async def deliver(env: Context, receiver: Receiver, notice: Notice) -> None:
-    """One try, if the notice has its turn."""
+    """Makes one delivery attempt if the notice can be claimed."""
     ready = await webhook.prepare(env, notice)
     if ready is not None:
         await webhook.deliver(env, receiver, ready)
@@ -67,7 +67,7 @@ async def now_of(env: Context, notice: Notice) -> Notice:
 
 
 async def test_a_delivered_notice_is_not_due_again(env: Context) -> None:
-    _, notice = await a_told_job(env)
+    _, notice = await a_job_with_notices(env)
     receiver = Receiver([Delivered(200)])
 
     await deliver(env, receiver, notice)
@@ -77,10 +77,10 @@ async def test_a_delivered_notice_is_not_due_again(env: Context) -> None:
     assert receiver.heard == [(notice.notice_id, notice.payload, HOOK.url)]
 
 
-async def test_a_notice_that_failed_comes_back_later_with_the_same_bytes(
+async def test_a_failed_notice_is_delivered_later_with_the_same_bytes(
     env: Context, clock: ManualClock
 ) -> None:
-    _, notice = await a_told_job(env)
+    _, notice = await a_job_with_notices(env)
     receiver = Receiver([NotDelivered("timeout"), Delivered(200)])
 
     await deliver(env, receiver, notice)
@@ -95,8 +95,8 @@ async def test_a_notice_that_failed_comes_back_later_with_the_same_bytes(
     assert (await now_of(env, notice)).attempts == 2
 
 
-async def test_a_receiver_that_asks_for_time_gets_it(env: Context, clock: ManualClock) -> None:
-    _, notice = await a_told_job(env)
+async def test_a_receiver_that_asks_for_a_delay_gets_it(env: Context, clock: ManualClock) -> None:
+    _, notice = await a_job_with_notices(env)
 
     await deliver(env, Receiver([NotDelivered("http_4xx", 429, 600.0)]), notice)
 
@@ -106,8 +106,8 @@ async def test_a_receiver_that_asks_for_time_gets_it(env: Context, clock: Manual
     assert len(await webhook.due(env, limit=10)) == 1
 
 
-async def test_a_receiver_that_is_gone_hears_no_more(env: Context) -> None:
-    _, notice = await a_told_job(env)
+async def test_a_receiver_that_is_gone_gets_no_more_deliveries(env: Context) -> None:
+    _, notice = await a_job_with_notices(env)
 
     await deliver(env, Receiver([NotDelivered("gone", 410, gone=True)]), notice)
 
@@ -117,7 +117,7 @@ async def test_a_receiver_that_is_gone_hears_no_more(env: Context) -> None:
 async def test_a_notice_is_tried_for_three_days_and_then_recorded_as_exhausted(
     env: Context, clock: ManualClock
 ) -> None:
-    _, notice = await a_told_job(env)
+    _, notice = await a_job_with_notices(env)
     receiver = Receiver([])
     tries = 0
     while (current := await now_of(env, notice)).status is NoticeStatus.DUE:
@@ -132,8 +132,8 @@ async def test_a_notice_is_tried_for_three_days_and_then_recorded_as_exhausted(
     assert 10 < tries < 40
 
 
-async def test_of_two_deliverers_one_makes_the_try(env: Context) -> None:
-    _, notice = await a_told_job(env)
+async def test_only_one_of_two_deliverers_makes_the_attempt(env: Context) -> None:
+    _, notice = await a_job_with_notices(env)
     first, second = Receiver([NotDelivered("timeout")]), Receiver([Delivered(200)])
 
     await deliver(env, first, notice)
@@ -144,10 +144,10 @@ async def test_of_two_deliverers_one_makes_the_try(env: Context) -> None:
     assert second.heard == []
 
 
-async def test_a_try_that_was_cut_off_is_made_again_with_the_same_bytes(
+async def test_an_interrupted_attempt_is_repeated_with_the_same_bytes(
     env: Context, clock: ManualClock
 ) -> None:
-    _, notice = await a_told_job(env)
+    _, notice = await a_job_with_notices(env)
     receiver = Receiver([Delivered(200), Delivered(200)])
     with pytest.raises(Unavailable):
         await deliver(with_fault(env, Fault(2, When.BEFORE, only="commit")), receiver, notice)
@@ -164,11 +164,11 @@ async def test_a_try_that_was_cut_off_is_made_again_with_the_same_bytes(
 
 
 @pytest.mark.parametrize("when", When)
-async def test_an_outage_at_any_call_of_a_delivery_loses_nothing(
+async def test_an_outage_at_any_call_of_a_delivery_loses_no_notice(
     env: Context, clock: ManualClock, when: When
 ) -> None:
     for at in count(1):
-        _, notice = await a_told_job(env)
+        _, notice = await a_job_with_notices(env)
         fault, receiver = Fault(at, when), Receiver([Delivered(200)] * 2)
 
         with suppress(Unavailable):
@@ -184,8 +184,8 @@ async def test_an_outage_at_any_call_of_a_delivery_loses_nothing(
     assert at == 5
 
 
-async def test_every_try_is_logged_with_what_came_of_it(env: Context, clock: ManualClock) -> None:
-    _, notice = await a_told_job(env)
+async def test_every_attempt_is_logged_with_its_outcome(env: Context, clock: ManualClock) -> None:
+    _, notice = await a_job_with_notices(env)
     receiver = Receiver([NotDelivered("http_5xx:503", 503), Delivered(204)])
 
     await deliver(env, receiver, notice)
@@ -201,7 +201,7 @@ async def test_every_try_is_logged_with_what_came_of_it(env: Context, clock: Man
 async def test_a_later_event_of_a_run_waits_for_the_earlier_one(
     env: Context, clock: ManualClock
 ) -> None:
-    _, first = await a_told_job(env)
+    _, first = await a_job_with_notices(env)
     later = msgspec.structs.replace(
         first, notice_id=NoticeId("LATER"), occurred_at=first.occurred_at + 1
     )
@@ -217,8 +217,8 @@ async def test_a_later_event_of_a_run_waits_for_the_earlier_one(
     assert (await now_of(env, later)).attempts == 1
 
 
-async def test_an_exhausted_event_no_longer_holds_up_the_next(env: Context) -> None:
-    _, first = await a_told_job(env)
+async def test_an_exhausted_event_does_not_delay_the_next(env: Context) -> None:
+    _, first = await a_job_with_notices(env)
     later = msgspec.structs.replace(
         first, notice_id=NoticeId("LATER"), occurred_at=first.occurred_at + 1
     )
@@ -232,7 +232,7 @@ async def test_an_exhausted_event_no_longer_holds_up_the_next(env: Context) -> N
 
 
 async def test_a_signed_webhook_is_signed_with_every_key_in_use(env: Context) -> None:
-    _, notice = await a_told_job(env, Webhook(HOOK.url, signature=True))
+    _, notice = await a_job_with_notices(env, Webhook(HOOK.url, signature=True))
     for number in (1, 2):
         await hmac_keys.rotate(env, CALLER, kid=a_ulid(number))
     receiver = Receiver([Delivered(200)])
@@ -242,8 +242,10 @@ async def test_a_signed_webhook_is_signed_with_every_key_in_use(env: Context) ->
     assert [secret.kid for secret in receiver.secrets] == [a_ulid(1), a_ulid(2)]
 
 
-async def test_without_its_key_a_signed_webhook_waits_rather_than_go_unsigned(env: Context) -> None:
-    _, notice = await a_told_job(env, Webhook(HOOK.url, signature=True))
+async def test_without_its_key_a_signed_webhook_waits_and_is_not_sent_unsigned(
+    env: Context,
+) -> None:
+    _, notice = await a_job_with_notices(env, Webhook(HOOK.url, signature=True))
     await hmac_keys.rotate(env, CALLER, kid=a_ulid(1))
     receiver = Receiver([Delivered(200)])
 
@@ -257,8 +259,8 @@ async def test_without_its_key_a_signed_webhook_waits_rather_than_go_unsigned(en
 
 
 @pytest.mark.parametrize("is_deleted", [True, False])
-async def test_without_a_webhook_a_notice_is_dropped_untold(env: Context, is_deleted: bool) -> None:
-    accepted, notice = await a_told_job(env)
+async def test_a_notice_without_a_webhook_is_dropped(env: Context, is_deleted: bool) -> None:
+    accepted, notice = await a_job_with_notices(env)
     receiver = Receiver([])
     if is_deleted:
         await jobs.delete(env, CALLER, accepted.job.job_id)

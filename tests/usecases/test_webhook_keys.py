@@ -1,4 +1,4 @@
-"""HMAC keys: one active, at most one candidate, and races that one of two wins."""
+"""HMAC keys: one is active, at most one is a candidate, and one of two concurrent calls wins."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_the_first_key_is_active_and_the_next_a_candidate(env: Context) ->
     assert first.secret != second.secret
 
 
-async def test_a_third_key_has_to_wait(env: Context) -> None:
+async def test_a_third_key_is_refused_while_there_is_a_candidate(env: Context) -> None:
     await rotate(env, 1)
     await rotate(env, 2)
 
@@ -59,7 +59,7 @@ async def test_a_finalized_candidate_is_the_only_key(env: Context) -> None:
     assert await kids(env) == [a_ulid(2)]
 
 
-async def test_a_cancelled_candidate_is_gone_and_cancelling_again_is_fine(env: Context) -> None:
+async def test_a_candidate_can_be_cancelled_twice(env: Context) -> None:
     await rotate(env, 1)
     await rotate(env, 2)
 
@@ -70,7 +70,7 @@ async def test_a_cancelled_candidate_is_gone_and_cancelling_again_is_fine(env: C
 
 
 @pytest.mark.parametrize("count", [0, 1])
-async def test_without_a_candidate_there_is_nothing_to_finalize(env: Context, count: int) -> None:
+async def test_without_a_candidate_finalize_is_refused(env: Context, count: int) -> None:
     for number in range(count):
         await rotate(env, number)
 
@@ -88,7 +88,7 @@ async def test_callers_have_keys_of_their_own(env: Context) -> None:
     assert await kids(env, OTHER_CALLER) == [a_ulid(2)]
 
 
-async def test_a_secret_is_sealed_for_its_caller_and_key(env: Context) -> None:
+async def test_a_secret_is_encrypted_for_its_caller_and_key(env: Context) -> None:
     key = await rotate(env, 1)
 
     assert key.secret.hex() not in key.key.sealed
@@ -96,8 +96,8 @@ async def test_a_secret_is_sealed_for_its_caller_and_key(env: Context) -> None:
         env.secret_box.unseal(key.key.sealed, place=f"{OTHER_CALLER}|hmac|{key.key.kid}")
 
 
-async def at_once(*calls: Callable[[], Awaitable[object]]) -> list[str]:
-    """Runs them side by side; answers with the codes of those that were refused."""
+async def run_concurrently(*calls: Callable[[], Awaitable[object]]) -> list[str]:
+    """Runs the calls concurrently and returns the codes of those that were refused."""
     codes: list[str] = []
 
     async def run(call: Callable[[], Awaitable[object]]) -> None:
@@ -112,20 +112,22 @@ async def at_once(*calls: Callable[[], Awaitable[object]]) -> list[str]:
     return codes
 
 
-async def test_of_three_rotations_at_once_one_is_active_one_a_candidate_and_one_refused(
+async def test_three_concurrent_rotations_make_one_active_key_and_one_candidate(
     env: Context,
 ) -> None:
-    codes = await at_once(*(lambda number=number: rotate(env, number) for number in range(3)))
+    codes = await run_concurrently(
+        *(lambda number=number: rotate(env, number) for number in range(3))
+    )
 
     assert codes == ["candidate_pending"]
     assert len(set(await kids(env))) == 2
 
 
-async def test_of_finalize_and_cancel_at_once_one_decides(env: Context) -> None:
+async def test_only_one_of_concurrent_finalize_and_cancel_succeeds(env: Context) -> None:
     await rotate(env, 1)
     await rotate(env, 2)
 
-    codes = await at_once(
+    codes = await run_concurrently(
         lambda: webhook.finalize(env, CALLER), lambda: webhook.cancel(env, CALLER)
     )
 

@@ -27,7 +27,7 @@ HOOK = Webhook("https://example.com/hook")
 
 @dataclass
 class Machine:
-    """State machines that answer what they are told to, and remember who called back."""
+    """State machines with scripted answers that record the callbacks."""
 
     answers: list[Delivered | NotDelivered] = field(default_factory=list)
     heard: list[Callback] = field(default_factory=list)
@@ -44,7 +44,7 @@ def machine() -> Machine:
 
 @pytest.fixture
 def workflow_env(env: Context, machine: Machine) -> Context:
-    """A world with state machines in it."""
+    """The ports with a client of these state machines."""
     return replace(env, workflows=machine)
 
 
@@ -67,7 +67,7 @@ async def callback_of(env: Context, accepted: Accepted) -> Notice:
     return notice
 
 
-async def test_a_completed_run_ends_the_task_well_with_a_summary(
+async def test_a_completed_run_reports_success_with_a_summary(
     workflow_env: Context, machine: Machine
 ) -> None:
     accepted = await an_ended_run(workflow_env)
@@ -85,7 +85,7 @@ async def test_a_completed_run_ends_the_task_well_with_a_summary(
     assert (await callback_of(workflow_env, accepted)).status is NoticeStatus.DELIVERED
 
 
-async def test_a_stopped_run_ends_the_task_badly(workflow_env: Context, machine: Machine) -> None:
+async def test_a_stopped_run_reports_failure(workflow_env: Context, machine: Machine) -> None:
     accepted = await submit(workflow_env, 2, task_token=TOKEN)
     await runs.stop(workflow_env, CALLER, accepted.job.job_id)
 
@@ -96,7 +96,7 @@ async def test_a_stopped_run_ends_the_task_badly(workflow_env: Context, machine:
     assert msgspec.json.decode(heard.payload)["status"] == "stopped"
 
 
-async def test_a_rerun_tells_the_task_nothing(workflow_env: Context, machine: Machine) -> None:
+async def test_a_rerun_sends_no_callback(workflow_env: Context, machine: Machine) -> None:
     accepted = await an_ended_run(workflow_env)
     await deliver_due(workflow_env)
 
@@ -109,7 +109,7 @@ async def test_a_rerun_tells_the_task_nothing(workflow_env: Context, machine: Ma
     assert len(machine.heard) == 1
 
 
-async def test_a_task_that_is_over_is_not_called_again(
+async def test_a_state_machine_task_that_has_ended_is_not_called_again(
     workflow_env: Context, machine: Machine
 ) -> None:
     machine.answers = [NotDelivered("step_functions:TaskTimedOut", 400, gone=True)]
@@ -122,7 +122,7 @@ async def test_a_task_that_is_over_is_not_called_again(
     assert notice.last_error == "step_functions:TaskTimedOut"
 
 
-async def test_any_other_refusal_is_tried_again_on_the_schedule_of_webhooks(
+async def test_other_refusals_are_retried_with_the_delays_of_webhooks(
     workflow_env: Context, machine: Machine, clock: ManualClock
 ) -> None:
     machine.answers = [NotDelivered("step_functions:AccessDeniedException", 400)]
@@ -141,7 +141,7 @@ async def test_any_other_refusal_is_tried_again_on_the_schedule_of_webhooks(
     assert notice.status is NoticeStatus.DELIVERED
 
 
-async def test_a_webhook_that_fails_does_not_hold_up_the_task(
+async def test_a_failing_webhook_does_not_delay_the_callback(
     workflow_env: Context, machine: Machine
 ) -> None:
     accepted = await an_ended_run(workflow_env, HOOK)
@@ -152,7 +152,7 @@ async def test_a_webhook_that_fails_does_not_hold_up_the_task(
     assert (await callback_of(workflow_env, accepted)).status is NoticeStatus.DELIVERED
 
 
-async def test_a_task_that_cannot_be_told_does_not_hold_up_the_webhook(
+async def test_a_failing_callback_does_not_delay_the_webhook(
     workflow_env: Context, machine: Machine
 ) -> None:
     machine.answers = [NotDelivered("transport_error:step functions")]
@@ -164,7 +164,7 @@ async def test_a_task_that_cannot_be_told_does_not_hold_up_the_webhook(
     assert len(receiver.heard) == 1
 
 
-async def test_removing_the_webhook_leaves_the_task_to_be_told(
+async def test_removing_the_webhook_keeps_the_callback(
     workflow_env: Context, machine: Machine
 ) -> None:
     accepted = await an_ended_run(workflow_env, HOOK)
@@ -175,7 +175,9 @@ async def test_removing_the_webhook_leaves_the_task_to_be_told(
     assert len(machine.heard) == 1
 
 
-async def test_a_task_can_be_told_again_by_hand(workflow_env: Context, machine: Machine) -> None:
+async def test_a_callback_can_be_redelivered_by_hand(
+    workflow_env: Context, machine: Machine
+) -> None:
     machine.answers = [NotDelivered("step_functions:InvalidToken", 400, gone=True)]
     accepted = await an_ended_run(workflow_env)
     await deliver_due(workflow_env)
@@ -187,7 +189,7 @@ async def test_a_task_can_be_told_again_by_hand(workflow_env: Context, machine: 
     assert (await callback_of(workflow_env, accepted)).status is NoticeStatus.DELIVERED
 
 
-async def test_the_token_is_sealed_on_the_job_and_nowhere_else(
+async def test_the_token_is_stored_encrypted_in_the_job_and_nowhere_else(
     workflow_env: Context, machine: Machine
 ) -> None:
     accepted = await an_ended_run(workflow_env)
@@ -202,7 +204,7 @@ async def test_the_token_is_sealed_on_the_job_and_nowhere_else(
     assert TOKEN not in repr((job, notice))
 
 
-async def test_a_deleted_job_forgets_its_token_and_tells_nobody(
+async def test_a_deleted_job_removes_its_token_and_sends_no_callback(
     workflow_env: Context, machine: Machine
 ) -> None:
     accepted = await an_ended_run(workflow_env)
@@ -216,7 +218,7 @@ async def test_a_deleted_job_forgets_its_token_and_tells_nobody(
     assert job.task_token_sealed is None
 
 
-async def test_a_token_that_cannot_be_unsealed_is_waited_for(
+async def test_a_callback_waits_while_its_token_cannot_be_decrypted(
     workflow_env: Context, machine: Machine
 ) -> None:
     accepted = await an_ended_run(workflow_env)

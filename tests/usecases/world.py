@@ -1,4 +1,4 @@
-"""A small world: the memory engine, a clock that stands still, and a worker that fits on a page."""
+"""The ports of a memory engine with a manual clock, and a worker small enough for one page."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ LATER_FROM = 300
 
 @dataclass(slots=True)
 class SignalLog:
-    """Signals with nobody at the other end, who remembers what was said."""
+    """Records the signals that are sent, without workers to receive them."""
 
     said: list[tuple[str, RunId]] = field(default_factory=list)
 
@@ -95,7 +95,7 @@ def a_world(*, shard_count: int = 4) -> World:
 
 
 def with_config(env: Context, **numbers: int) -> Context:
-    """The same ports with other numbers."""
+    """The same ports with other limits."""
     return replace(env, config=replace(env.config, **numbers))  # type: ignore[arg-type]
 
 
@@ -124,7 +124,7 @@ async def add(
 
 
 async def run_of(env: Context, run: Run) -> Run:
-    """The run as it stands now."""
+    """Reads the current row of the run."""
     current = await env.store.read(RunKey(run.job_id, run.run_id))
     assert current is not None
     return current
@@ -148,7 +148,7 @@ def a_page(_: Task) -> Outcome:
 
 
 def missing(indexes: Iterable[int]) -> Callable[[Task], Outcome]:
-    """Every page is there but those at these positions."""
+    """Every page is found except those of the tasks with these indexes."""
     absent = frozenset(indexes)
     return lambda task: MISS if task.index in absent else PAGE
 
@@ -156,14 +156,15 @@ def missing(indexes: Iterable[int]) -> Callable[[Task], Outcome]:
 async def work(
     env: Context, run: Run, outcome: Callable[[Task], Outcome] = a_page, *, count: int = 10**6
 ) -> int:
-    """Takes up to `count` messages of the run and sees each through; answers how many it took."""
+    """Receives up to `count` messages of the run and settles each task; returns how many were
+    received."""
     try:
         messages = await env.queue.receive(run.run_id, count_max=count, visibility_s=60)
     except QueueGone:
         return 0
     job = await _job_of(env, run)
     for message in messages:
-        await _see_through(env, job, message, outcome)
+        await _process(env, job, message, outcome)
     return len(messages)
 
 
@@ -173,27 +174,27 @@ async def _job_of(env: Context, run: Run) -> Job:
     return job
 
 
-async def _see_through(
+async def _process(
     env: Context, job: Job, message: Message, outcome: Callable[[Task], Outcome]
 ) -> None:
     ref = message.ref
     claim = (await tasks.claim(env, [ref]))[0]
     if isinstance(claim, AlreadyDone):
-        await _look_and_ack(env, message)
+        await _complete_and_ack(env, message)
         return
     if not isinstance(claim, Claimed):
         return
-    change = await _judged(env, job, ref, claim.task, outcome(claim.task))
+    change = await _judge(env, job, ref, claim.task, outcome(claim.task))
     verdict = settlement.settle_result(await env.commit(change.change), claim.task)
     if not isinstance(verdict, Settled):
         return
     if isinstance(change, tasks.Retry):
         await env.queue.bounce((message,), delay_s=change.delay_s)
     else:
-        await _look_and_ack(env, message)
+        await _complete_and_ack(env, message)
 
 
-async def _judged(
+async def _judge(
     env: Context, job: Job, ref: TaskRef, task: Task, outcome: Outcome
 ) -> tasks.Finish | tasks.Retry:
     if isinstance(outcome, NotScraped):
@@ -203,13 +204,13 @@ async def _judged(
     return tasks.judge_success(env, ref, task, outcome, result)
 
 
-async def _look_and_ack(env: Context, message: Message) -> None:
+async def _complete_and_ack(env: Context, message: Message) -> None:
     await runs.complete_if_done(env, message.ref.job_id, message.ref.run_id)
     await env.queue.ack((message,))
 
 
 async def check_counters(env: Context, run: Run) -> Totals:
-    """The counters say exactly what the rows say, shard by shard."""
+    """Asserts that the counters of every shard match its rows."""
     rows = await rows_of(env, run)
     query = StatsOf(job_id=run.job_id, run_id=run.run_id, shard_count=run.shard_count)
     for stats in await env.store.find(query):

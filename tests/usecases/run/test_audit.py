@@ -1,4 +1,4 @@
-"""An audit of a run that goes on while it is read."""
+"""The audit of a run, also while the run makes progress."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.usecases.world import a_world, add, submit, with_config, work
 
 @dataclass(frozen=True, slots=True)
 class BusyStore(FaultyStore):
-    """Between any two pages somebody works on the run, and adds to it."""
+    """Works on the run and adds tasks to it between any two pages of an audit."""
 
     env: Context
     run: Run
@@ -25,7 +25,7 @@ class BusyStore(FaultyStore):
         return page
 
 
-async def test_a_run_that_goes_on_meanwhile_still_passes() -> None:
+async def test_a_run_that_makes_progress_during_its_audit_passes() -> None:
     world = a_world()
     accepted = await submit(world.env, 40, is_open=True)
     await add(world.env, accepted.job, 20)
@@ -40,7 +40,7 @@ async def test_a_run_that_goes_on_meanwhile_still_passes() -> None:
     assert 5 < seen.counts["done"] < 60
 
 
-async def test_only_so_many_bodies_are_read_from_all_over_the_run() -> None:
+async def test_a_bounded_sample_of_bodies_is_read_from_the_whole_run() -> None:
     world = a_world()
     accepted = await submit(world.env, 60)
     await work(world.env, accepted.run)

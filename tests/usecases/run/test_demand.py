@@ -1,4 +1,5 @@
-"""The demand for workers: what the live runs could have in flight, beside the slots."""
+"""The demand for workers: how many tasks the live runs could have in flight, and the number of
+slots."""
 
 from __future__ import annotations
 
@@ -21,26 +22,28 @@ def measuring(env: Context) -> Context:
     return replace(env, config=replace(env.config, measures_demand=True, max_inflight=100))
 
 
-async def swept(env: Context) -> int:
+async def sweep_and_load(env: Context) -> int:
     await demand.publish(env, (await reconcile.sweep_runs(env)).demand)
     return (await demand.load(env)).demand
 
 
-async def test_a_run_wants_its_backlog_up_to_its_cap(measuring: Context) -> None:
+async def test_the_demand_of_a_run_is_its_backlog_up_to_its_cap(measuring: Context) -> None:
     await submit(measuring, 30)
     await submit(measuring, 240)
 
-    assert await swept(measuring) == 30 + 100
+    assert await sweep_and_load(measuring) == 30 + 100
 
 
-async def test_a_paused_run_wants_nothing(measuring: Context) -> None:
+async def test_a_paused_run_has_no_demand(measuring: Context) -> None:
     accepted = await submit(measuring, 30)
     await runs.set_pause(measuring, CALLER, accepted.job.job_id, PauseState.PAUSED)
 
-    assert await swept(measuring) == 0
+    assert await sweep_and_load(measuring) == 0
 
 
-async def test_a_run_that_more_workers_cannot_help_wants_what_it_has(measuring: Context) -> None:
+async def test_the_demand_of_a_run_that_more_workers_cannot_help_is_its_current_leases(
+    measuring: Context,
+) -> None:
     accepted = await submit(measuring, 30)
     await measuring.coordinator.acquire(
         accepted.job.job_id, accepted.run.run_id, count_max=4, cap=100, ttl_s=60
@@ -49,11 +52,11 @@ async def test_a_run_that_more_workers_cannot_help_wants_what_it_has(measuring: 
     await publish_presence(measuring, WorkerReport(50, 4))
     await publish_reports(measuring, {accepted.run.run_id: report})
 
-    assert await swept(measuring) == 4
+    assert await sweep_and_load(measuring) == 4
 
 
 @pytest.mark.parametrize(("page_s", "needed"), [(0.5, 1), (5.0, 4), (150.0, 100)])
-async def test_a_run_needs_slots_to_finish_within_minutes_not_at_once(
+async def test_the_demand_of_a_run_is_enough_to_finish_within_minutes(
     measuring: Context, page_s: float, needed: int
 ) -> None:
     accepted = await submit(measuring, 240)
@@ -67,7 +70,7 @@ async def test_a_run_needs_slots_to_finish_within_minutes_not_at_once(
     assert slots_for((await reconcile.sweep_runs(measuring)).demand, 10) == needed
 
 
-def test_pages_of_a_run_that_has_fetched_none_count_like_those_of_others() -> None:
+def test_a_run_without_fetched_pages_is_estimated_from_other_runs() -> None:
     measured = RunDemand(100, 3_000, leases=10, rate=5.0)
     waiting = [RunDemand(100, 100)] * 30
 
@@ -75,7 +78,7 @@ def test_pages_of_a_run_that_has_fetched_none_count_like_those_of_others() -> No
     assert slots_for(waiting, 0) == 3_000
 
 
-def test_idle_leases_do_not_make_pages_longer() -> None:
+def test_idle_leases_do_not_increase_the_estimated_time_of_a_page() -> None:
     quick = RunDemand(100, 3_000, leases=20, rate=10.0)
     slow = RunDemand(100, 300, leases=20, rate=1.0)
 
@@ -96,7 +99,7 @@ async def test_every_process_reads_the_same_percentage(measuring: Context) -> No
 
 
 @pytest.mark.parametrize(("in_use", "percent"), [(100, 50.0), (200, 80.0)])
-async def test_a_worker_that_is_busy_with_growing_runs_is_needed_but_asks_for_no_other(
+async def test_busy_workers_of_growing_runs_are_counted_as_needed_but_add_no_demand(
     measuring: Context, in_use: int, percent: float
 ) -> None:
     await publish_presence(measuring, WorkerReport(200, in_use))
@@ -106,7 +109,7 @@ async def test_a_worker_that_is_busy_with_growing_runs_is_needed_but_asks_for_no
     assert (await demand.load(measuring)).percent == percent
 
 
-async def test_a_worker_that_is_busy_with_the_end_of_the_work_is_not_needed(
+async def test_busy_workers_of_runs_about_to_end_are_not_counted_as_needed(
     measuring: Context,
 ) -> None:
     await publish_presence(measuring, WorkerReport(200, 150))
@@ -118,7 +121,7 @@ async def test_a_worker_that_is_busy_with_the_end_of_the_work_is_not_needed(
 @pytest.mark.parametrize(
     ("is_open", "age_s", "grows"), [(False, 10, True), (False, 400, False), (True, 400, True)]
 )
-async def test_open_and_young_runs_may_grow(
+async def test_open_runs_and_young_runs_count_as_growing(
     measuring: Context, clock: ManualClock, *, is_open: bool, age_s: float, grows: bool
 ) -> None:
     accepted = await submit(measuring, 240, is_open=is_open)
@@ -132,7 +135,7 @@ async def test_open_and_young_runs_may_grow(
     assert run.grows is grows
 
 
-async def test_a_sum_of_an_earlier_release_counts_all_slots_in_use(measuring: Context) -> None:
+async def test_a_report_of_an_earlier_release_counts_all_slots_in_use(measuring: Context) -> None:
     await publish_presence(measuring, WorkerReport(200, 100))
     earlier = f'{{"at": {measuring.now()}, "slots": 10}}'
     await measuring.coordinator.put_status("another", {demand.SUBJECT: earlier}, ttl_s=60)
@@ -146,7 +149,7 @@ async def test_a_draining_worker_has_no_slots(measuring: Context) -> None:
     assert (await demand.load(measuring)).slots == 0
 
 
-async def test_without_the_setting_a_sweep_measures_nothing(env: Context) -> None:
+async def test_a_sweep_measures_no_demand_unless_it_is_configured(env: Context) -> None:
     await submit(env, 30)
 
     assert (await reconcile.sweep_runs(env)).demand == []

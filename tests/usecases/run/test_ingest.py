@@ -1,4 +1,5 @@
-"""Ingest: cut off anywhere, taken over by anybody, it admits exactly the accepted lines."""
+"""Ingest: interrupted at any call or taken over by another process, it admits exactly the accepted
+lines."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ COUNT = LATER_FROM
 
 @pytest.fixture
 def env(world: World) -> Context:
-    """Several steps per list, without long lists."""
+    """A chunk size that makes several chunks of a short list."""
     return with_config(world.env, chunk_tasks=100)
 
 
@@ -44,13 +45,13 @@ async def batch_of(env: Context, accepted: Accepted) -> Batch:
     return batch
 
 
-async def take(env: Context, accepted: Accepted) -> Batch:
+async def acquire_batch(env: Context, accepted: Accepted) -> Batch:
     taken = await ingest.acquire_batch(env, await batch_of(env, accepted))
     assert taken is not None
     return taken
 
 
-async def check_all_in(env: Context, accepted: Accepted) -> None:
+async def check_complete(env: Context, accepted: Accepted) -> None:
     run = await run_of(env, accepted.run)
     totals = await check_counters(env, run)
     rows = await rows_of(env, run)
@@ -61,19 +62,21 @@ async def check_all_in(env: Context, accepted: Accepted) -> None:
     assert run.ingest_status is IngestStatus.DONE
 
 
-async def test_a_walk_admits_every_line_and_seals(env: Context) -> None:
+async def test_an_ingest_admits_every_line_and_seals_the_batch(env: Context) -> None:
     accepted = await submit(env, COUNT)
 
-    walked = await ingest.ingest_batch(env, await take(env, accepted))
+    walked = await ingest.ingest_batch(env, await acquire_batch(env, accepted))
 
     assert walked is Ingested.SEALED
-    await check_all_in(env, accepted)
+    await check_complete(env, accepted)
     assert await work(env, accepted.run) == COUNT
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("when", list(When))
-async def test_a_walk_cut_off_at_any_call_is_finished_by_the_next(env: Context, when: When) -> None:
+async def test_an_ingest_interrupted_at_any_call_is_finished_by_the_next(
+    env: Context, when: When
+) -> None:
     at, goes_on = 0, True
     while goes_on:
         at += 1
@@ -87,50 +90,53 @@ async def test_a_walk_cut_off_at_any_call_is_finished_by_the_next(env: Context, 
             await ingest.ingest_batch(faulty, taken)
         batch = await batch_of(env, accepted)
         if batch.status is BatchStatus.OPEN:
-            assert await ingest.ingest_batch(env, await take(env, accepted)) is Ingested.SEALED
+            assert (
+                await ingest.ingest_batch(env, await acquire_batch(env, accepted))
+                is Ingested.SEALED
+            )
 
-        await check_all_in(env, accepted)
+        await check_complete(env, accepted)
         await work(env, accepted.run)
         assert (await run_of(env, accepted.run)).status is RunStatus.COMPLETED
         goes_on = fault.was_reached
     assert at > 2
 
 
-async def test_tasks_that_were_worked_on_between_two_walks_keep_their_state(env: Context) -> None:
+async def test_tasks_processed_between_two_ingests_keep_their_state(env: Context) -> None:
     accepted = await submit(env, COUNT)
-    taken = await take(env, accepted)
+    taken = await acquire_batch(env, accepted)
     fault = Fault(2, When.AFTER, only="put_chunk")
     with suppress(Unavailable):
         await ingest.ingest_batch(with_fault(env, fault), taken)
     done = await work(env, accepted.run)
 
-    await ingest.ingest_batch(env, await take(env, accepted))
+    await ingest.ingest_batch(env, await acquire_batch(env, accepted))
 
     totals = await check_counters(env, accepted.run)
     assert 0 < done < COUNT
     assert totals.done == done
-    await check_all_in(env, accepted)
+    await check_complete(env, accepted)
 
 
 async def test_a_seal_after_the_last_settle_completes_the_run(env: Context) -> None:
     accepted = await submit(env, COUNT)
-    taken = await take(env, accepted)
+    taken = await acquire_batch(env, accepted)
     fault = Fault(1, When.BEFORE, only="commit")
     with suppress(Unavailable):
         await ingest.ingest_batch(with_fault(env, fault), taken)
     await work(env, accepted.run)
     before = await run_of(env, accepted.run)
 
-    await ingest.ingest_batch(env, await take(env, accepted))
+    await ingest.ingest_batch(env, await acquire_batch(env, accepted))
 
     assert (before.status, before.open_batches) == (RunStatus.RUNNING, 1)
     assert (await run_of(env, accepted.run)).status is RunStatus.COMPLETED
 
 
-async def test_a_walk_that_was_taken_over_stops_at_its_next_step(env: Context) -> None:
+async def test_an_ingest_whose_batch_was_taken_over_stops_at_its_next_chunk(env: Context) -> None:
     accepted = await submit(env, COUNT)
-    slow = await take(env, accepted)
-    await take(env, accepted)
+    slow = await acquire_batch(env, accepted)
+    await acquire_batch(env, accepted)
 
     assert await ingest.ingest_batch(env, slow) is Ingested.FENCED
 
@@ -138,19 +144,19 @@ async def test_a_walk_that_was_taken_over_stops_at_its_next_step(env: Context) -
     assert (await batch_of(env, accepted)).status is BatchStatus.OPEN
 
 
-async def test_two_walks_at_the_same_time_admit_every_line_once(env: Context) -> None:
+async def test_concurrent_ingests_of_a_batch_admit_every_line_once(env: Context) -> None:
     accepted = await submit(env, COUNT)
 
     async with trio.open_nursery() as nursery:
         for _ in range(2):
-            nursery.start_soon(ingest.ingest_batch, env, await take(env, accepted))
+            nursery.start_soon(ingest.ingest_batch, env, await acquire_batch(env, accepted))
 
     if (await batch_of(env, accepted)).status is BatchStatus.OPEN:
-        await ingest.ingest_batch(env, await take(env, accepted))
-    await check_all_in(env, accepted)
+        await ingest.ingest_batch(env, await acquire_batch(env, accepted))
+    await check_complete(env, accepted)
 
 
-async def test_a_batch_is_taken_over_by_one_of_those_who_saw_it(env: Context) -> None:
+async def test_a_batch_is_taken_over_by_one_of_two_processes(env: Context) -> None:
     accepted = await submit(env, COUNT)
     seen = await batch_of(env, accepted)
 
@@ -162,19 +168,19 @@ async def test_a_batch_is_taken_over_by_one_of_those_who_saw_it(env: Context) ->
     assert second is None
 
 
-async def test_sealing_twice_counts_once(env: Context) -> None:
+async def test_sealing_a_batch_twice_counts_once(env: Context) -> None:
     accepted = await submit(env, COUNT)
-    taken = await take(env, accepted)
+    taken = await acquire_batch(env, accepted)
     await ingest.ingest_batch(env, taken)
 
     assert await ingest.seal(env, taken) is Ingested.SEALED
 
-    await check_all_in(env, accepted)
+    await check_complete(env, accepted)
 
 
-async def test_a_list_of_a_run_that_is_being_stopped_is_abandoned(env: Context) -> None:
+async def test_a_list_of_a_stopping_run_is_abandoned(env: Context) -> None:
     accepted = await submit(env, COUNT)
-    taken = await take(env, accepted)
+    taken = await acquire_batch(env, accepted)
     await runs.stop(env, CALLER, accepted.job.job_id)
 
     assert await ingest.ingest_batch(env, taken) is Ingested.FENCED
@@ -183,9 +189,9 @@ async def test_a_list_of_a_run_that_is_being_stopped_is_abandoned(env: Context) 
     assert await rows_of(env, accepted.run) == []
 
 
-async def test_no_step_gets_through_a_gate_that_drains(env: Context) -> None:
+async def test_no_chunk_is_applied_to_draining_counters(env: Context) -> None:
     accepted = await submit(env, COUNT)
-    taken = await take(env, accepted)
+    taken = await acquire_batch(env, accepted)
     run = await run_of(env, accepted.run)
     chunks = ingest._chunks(env, taken, run)
     first, second = await anext(chunks), await anext(chunks)
@@ -200,7 +206,7 @@ async def test_no_step_gets_through_a_gate_that_drains(env: Context) -> None:
     await check_counters(env, run)
 
 
-async def test_a_list_that_cannot_be_read_stops_its_run_and_says_so(
+async def test_a_list_that_cannot_be_read_stops_its_run_as_ingest_failed(
     env: Context, clock: ManualClock
 ) -> None:
     accepted = await submit(env, COUNT)
@@ -209,7 +215,7 @@ async def test_a_list_that_cannot_be_read_stops_its_run_and_says_so(
     for _ in range(ingestion.ATTEMPTS_WITHOUT_PROGRESS_MAX):
         clock.advance(ingestion.STALLED_S)
         with pytest.raises(Exception, match="sources"):
-            await ingest.ingest_batch(env, await take(env, accepted))
+            await ingest.ingest_batch(env, await acquire_batch(env, accepted))
     given_up = await ingest.acquire_batch(env, await batch_of(env, accepted))
     run = await runs.finish_stop(env, accepted.job.job_id, accepted.run.run_id)
 
@@ -219,18 +225,20 @@ async def test_a_list_that_cannot_be_read_stops_its_run_and_says_so(
     assert (await batch_of(env, accepted)).status is BatchStatus.ABANDONED
 
 
-async def test_a_list_that_several_take_from_each_other_is_not_given_up(env: Context) -> None:
-    """A client that asks again and a worker that starts may fence each other off for a while."""
+async def test_a_list_is_not_given_up_although_processes_keep_taking_it_over(env: Context) -> None:
+    """A caller's retry and a starting worker may fence each other off for a while."""
     accepted = await submit(env, COUNT)
 
     for _ in range(2 * ingestion.ATTEMPTS_WITHOUT_PROGRESS_MAX):
-        await take(env, accepted)
-    walked = await ingest.ingest_batch(env, await take(env, accepted))
+        await acquire_batch(env, accepted)
+    walked = await ingest.ingest_batch(env, await acquire_batch(env, accepted))
 
     assert walked is Ingested.SEALED
 
 
-async def test_an_outage_is_no_fault_of_the_list(env: Context, clock: ManualClock) -> None:
+async def test_outages_do_not_count_as_failures_of_the_list(
+    env: Context, clock: ManualClock
+) -> None:
     accepted = await submit(env, COUNT)
 
     for _ in range(2 * ingestion.ATTEMPTS_WITHOUT_PROGRESS_MAX):

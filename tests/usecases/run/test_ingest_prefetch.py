@@ -1,4 +1,5 @@
-"""Ahead: one is made while another is used, and neither side's end is ever taken for success."""
+"""prefetch_each: the next item is produced while one is used, and an error of either side is
+raised."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ async def numbers(
         log.append("closed")
 
 
-async def test_each_is_used_once_in_order_and_the_next_is_made_meanwhile() -> None:
+async def test_each_item_is_used_once_in_order_while_the_next_is_produced() -> None:
     log: list[str] = []
 
     async def use(number: int) -> bool:
@@ -43,7 +44,7 @@ async def test_each_is_used_once_in_order_and_the_next_is_made_meanwhile() -> No
     assert log[-1] == "closed" or log[-2] == "closed"
 
 
-async def test_a_refusal_ends_it_and_closes_the_source() -> None:
+async def test_a_use_that_returns_false_ends_the_loop_and_closes_the_source() -> None:
     log: list[str] = []
 
     async def refuse(_: int) -> bool:
@@ -55,7 +56,7 @@ async def test_a_refusal_ends_it_and_closes_the_source() -> None:
     assert "made 3" not in log
 
 
-async def test_what_the_source_raises_comes_through_behind_all_that_it_made() -> None:
+async def test_an_error_of_the_source_is_raised_after_all_its_items_were_used() -> None:
     used: list[int] = []
 
     async def use(number: int) -> bool:
@@ -68,7 +69,7 @@ async def test_what_the_source_raises_comes_through_behind_all_that_it_made() ->
     assert used == [0, 1]
 
 
-async def test_what_the_user_raises_comes_through() -> None:
+async def test_an_error_of_a_use_is_raised() -> None:
     async def fail(_: int) -> bool:
         raise Unavailable("no room")
 

@@ -1,4 +1,4 @@
-"""The sweeper finds each half-done state and finishes it by the ordinary paths."""
+"""The sweep finds half-done states and finishes them with the ordinary use cases."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.usecases.faults import Fault, When, with_fault
 from tests.usecases.world import LATER_FROM, PAGE, check_counters, run_of, submit, with_config, work
 
 
-async def test_a_completion_that_nobody_looked_for_is_found(env: Context) -> None:
+async def test_a_run_whose_tasks_are_all_done_is_completed_by_a_sweep(env: Context) -> None:
     accepted = await submit(env, 1)
     (message,) = await env.queue.receive(accepted.run.run_id, count_max=1, visibility_s=60)
     claim = (await tasks.claim(env, [message.ref]))[0]
@@ -39,7 +39,7 @@ async def test_a_completion_that_nobody_looked_for_is_found(env: Context) -> Non
     assert (repairs.completed, repairs.stopped, repairs.resent) == (1, 0, 0)
 
 
-async def test_half_a_stop_is_finished(env: Context) -> None:
+async def test_an_interrupted_stop_is_finished_by_a_sweep(env: Context) -> None:
     accepted = await submit(env, 2)
     await env.commit(termination.request_stop(accepted.run, reason="half", now=env.now()))
 
@@ -63,7 +63,7 @@ async def test_lost_messages_are_sent_again(env: Context) -> None:
     await check_counters(env, accepted.run)
 
 
-async def test_lost_messages_are_sent_again_where_few_are_left_among_many(
+async def test_lost_messages_are_sent_again_for_the_few_unfinished_tasks_of_many(
     env: Context,
 ) -> None:
     env = with_config(env, rows_read_max=7)
@@ -79,8 +79,8 @@ async def test_lost_messages_are_sent_again_where_few_are_left_among_many(
 
 
 @dataclass(frozen=True, slots=True)
-class RemovedAtOnce:
-    """Ends the run while its queue is being filled again."""
+class QueueRemovedOnOpen:
+    """Removes the queue as soon as it is opened, as the end of the run would."""
 
     inner: Queue
 
@@ -92,22 +92,22 @@ class RemovedAtOnce:
         return getattr(self.inner, name)
 
 
-async def test_a_run_that_ends_while_its_messages_are_sent_again_is_no_trouble(
+async def test_a_run_that_ends_while_its_messages_are_sent_again_causes_no_error(
     env: Context,
 ) -> None:
-    """Found by the simulator (seed 986): the sweeper crashed, and others had to wait."""
+    """Found by the simulator (seed 986): the sweeper crashed and other runs had to wait."""
     first, second = await submit(env, 2), await submit(env, 2)
     for accepted in (first, second):
         await env.queue.close_run(accepted.run.run_id)
 
-    repairs = await reconcile.sweep_runs(replace(env, queue=RemovedAtOnce(env.queue)))
+    repairs = await reconcile.sweep_runs(replace(env, queue=QueueRemovedOnOpen(env.queue)))
 
     assert repairs.resent == 0
 
 
 @dataclass(frozen=True, slots=True)
-class DeletedMeanwhile:
-    """Holds up the caller that opens the queue until its job and the job's rows are deleted."""
+class JobDeletedBeforeOpen:
+    """Deletes the job and its rows before the queue is opened."""
 
     env: Context
     job_id: JobId
@@ -121,12 +121,12 @@ class DeletedMeanwhile:
         return getattr(self.env.queue, name)
 
 
-async def test_a_queue_that_is_made_anew_does_not_outlive_its_job(env: Context) -> None:
-    """Scrubs find queues by the rows of runs, which are gone by then."""
+async def test_a_queue_that_a_sweep_creates_does_not_outlive_its_deleted_job(env: Context) -> None:
+    """Deletion finds queues by the rows of runs, which are already gone here."""
     accepted = await submit(env, 2)
     await env.queue.close_run(accepted.run.run_id)
 
-    slow = replace(env, queue=DeletedMeanwhile(env, accepted.job.job_id))
+    slow = replace(env, queue=JobDeletedBeforeOpen(env, accepted.job.job_id))
     repairs = await reconcile.sweep_runs(slow)
 
     assert repairs.resent == 0
@@ -134,8 +134,9 @@ async def test_a_queue_that_is_made_anew_does_not_outlive_its_job(env: Context) 
         await env.queue.receive(accepted.run.run_id, count_max=1, visibility_s=1)
 
 
-async def test_nothing_is_sent_again_while_a_list_is_on_its_way_in(env: Context) -> None:
-    """Where rows are written before they count, they would be settled before they are admitted."""
+async def test_nothing_is_sent_again_while_a_list_is_being_ingested(env: Context) -> None:
+    """Some engines insert rows before they are counted; sent again, such tasks would be settled
+    before they are admitted."""
     accepted = await submit(env, LATER_FROM)
     batch = (await ingest.open_batches_of(env, accepted.job.job_id, accepted.run.run_id))[0]
     cut = with_fault(env, Fault(2, When.BEFORE, only="commit"))
@@ -151,7 +152,7 @@ async def test_nothing_is_sent_again_while_a_list_is_on_its_way_in(env: Context)
     assert (during.resent, after.resent) == (0, LATER_FROM)
 
 
-async def test_a_queue_that_is_merely_slow_is_left_alone(env: Context) -> None:
+async def test_messages_in_flight_are_not_sent_again(env: Context) -> None:
     accepted = await submit(env, 5)
     await env.queue.receive(accepted.run.run_id, count_max=5, visibility_s=60)
 
@@ -162,7 +163,7 @@ async def test_a_queue_that_is_merely_slow_is_left_alone(env: Context) -> None:
     assert depth.visible + depth.hidden == 5
 
 
-async def test_a_healthy_run_is_not_touched(env: Context) -> None:
+async def test_a_sweep_does_not_change_a_healthy_run(env: Context) -> None:
     accepted = await submit(env, 5)
     before = await run_of(env, accepted.run)
 
@@ -172,7 +173,7 @@ async def test_a_healthy_run_is_not_touched(env: Context) -> None:
     assert repairs == reconcile.SweepResult()
 
 
-async def test_every_live_run_is_looked_at_however_many_there_are(
+async def test_a_sweep_reads_every_live_run_over_several_pages(
     env: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reconcile, "_PAGE", 3)
@@ -185,7 +186,7 @@ async def test_every_live_run_is_looked_at_however_many_there_are(
     assert repairs.stopped == 10
 
 
-async def test_a_list_that_nobody_moves_is_taken_up(env: Context, clock: ManualClock) -> None:
+async def test_a_stalled_list_is_ingested(env: Context, clock: ManualClock) -> None:
     accepted = await submit(env, LATER_FROM)
     fresh = await reconcile.stalled_batches(env, idle_s=30)
     clock.advance(31)
@@ -199,7 +200,7 @@ async def test_a_list_that_nobody_moves_is_taken_up(env: Context, clock: ManualC
     assert await reconcile.stalled_batches(env, idle_s=-1) == []
 
 
-async def test_a_submit_that_died_before_its_ingest_is_finished(
+async def test_an_ingest_that_its_submit_did_not_begin_is_finished(
     env: Context, clock: ManualClock
 ) -> None:
     fault = Fault(1, When.BEFORE, only="put_chunk")
@@ -213,7 +214,7 @@ async def test_a_submit_that_died_before_its_ingest_is_finished(
     assert await ingest.open_batches_of(env, batch.job_id, batch.run_id) == []
 
 
-async def test_the_intent_of_a_run_that_is_over_ends(env: Context, clock: ManualClock) -> None:
+async def test_a_stalled_batch_of_a_stopped_run_is_closed(env: Context, clock: ManualClock) -> None:
     accepted = await submit(env, LATER_FROM)
     await runs.stop(env, CALLER, accepted.job.job_id)
     clock.advance(31)
@@ -227,7 +228,7 @@ async def test_the_intent_of_a_run_that_is_over_ends(env: Context, clock: Manual
 
 @dataclass(frozen=True, slots=True)
 class ClosingLog:
-    """A queue that remembers which runs' queues were removed."""
+    """A queue that records which runs' queues were removed."""
 
     inner: Queue
     closed: list[RunId] = field(default_factory=list)
@@ -240,7 +241,7 @@ class ClosingLog:
         return getattr(self.inner, name)
 
 
-async def test_the_queue_of_an_ended_run_is_removed_if_a_crash_left_it(
+async def test_the_queue_that_a_crash_left_after_its_run_ended_is_removed(
     env: Context, clock: ManualClock
 ) -> None:
     accepted = await submit(env, 1)
@@ -271,7 +272,7 @@ async def test_the_queue_of_an_ended_run_is_removed_by_one_sweep_only(
     assert log.closed == [accepted.run.run_id]
 
 
-async def test_a_later_sweep_still_closes_what_ended_shortly_before_the_last(
+async def test_a_sweep_removes_queues_of_runs_that_ended_shortly_before_the_previous_sweep(
     env: Context, clock: ManualClock
 ) -> None:
     accepted = await submit(env, 1)
@@ -287,7 +288,7 @@ async def test_a_later_sweep_still_closes_what_ended_shortly_before_the_last(
     assert log.closed == [accepted.run.run_id]
 
 
-async def test_sweeping_again_changes_nothing(env: Context) -> None:
+async def test_a_second_sweep_changes_nothing(env: Context) -> None:
     accepted = await submit(env, 3)
     await env.queue.close_run(accepted.run.run_id)
     await reconcile.sweep_runs(env)

@@ -1,4 +1,4 @@
-"""Retention: some days after its results expired nothing of a run is left, by any path to there."""
+"""Retention: some days after the results of a run have expired, nothing of the run is left."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.usecases.world import rows_of, run_of, work
 
 
 async def sweep(env: Context) -> None:
-    """What the sweeper does, in its order."""
+    """The retention steps of the sweeper, in its order."""
     await reconcile.sweep_expired(env)
     await reconcile.remove_old_rows(env)
 
@@ -37,7 +37,7 @@ async def delete_fully(env: Context, clock: ManualClock) -> None:
         clock.advance(limits.TOMBSTONE_TTL_S)
 
 
-async def test_rows_stay_for_their_days_and_then_nothing_is_left(
+async def test_the_rows_of_a_run_stay_for_the_configured_days_and_are_then_deleted(
     env: Context, clock: ManualClock
 ) -> None:
     run = await an_ended_run(env, days=2)
@@ -59,7 +59,7 @@ async def test_rows_stay_for_their_days_and_then_nothing_is_left(
     assert await env.store.read(JobKey(run.job_id)) is None
 
 
-async def test_a_run_that_nobody_swept_in_time_loses_bodies_and_rows_together(
+async def test_a_run_that_was_not_swept_in_time_loses_bodies_and_rows_together(
     env: Context, clock: ManualClock
 ) -> None:
     run = await an_ended_run(env, days=2)
@@ -72,7 +72,7 @@ async def test_a_run_that_nobody_swept_in_time_loses_bodies_and_rows_together(
     assert await bodies_of(env, run) == 0
 
 
-async def test_the_days_are_a_setting(env: Context, clock: ManualClock) -> None:
+async def test_the_number_of_days_is_a_setting(env: Context, clock: ManualClock) -> None:
     env = replace(env, config=replace(env.config, row_days=1))
     run = await an_ended_run(env, days=2)
     clock.advance(3 * DAY)
@@ -83,7 +83,9 @@ async def test_the_days_are_a_setting(env: Context, clock: ManualClock) -> None:
         await load_owned_job(env, CALLER, run.job_id)
 
 
-async def test_a_job_stays_with_a_run_that_is_not_old(env: Context, clock: ManualClock) -> None:
+async def test_a_job_is_kept_while_one_of_its_runs_is_not_old(
+    env: Context, clock: ManualClock
+) -> None:
     first = await an_ended_run(env, days=2)
     clock.advance(30 * DAY)
     await sweep(env)
@@ -97,7 +99,7 @@ async def test_a_job_stays_with_a_run_that_is_not_old(env: Context, clock: Manua
     assert await _is_visible(env, again)
 
 
-async def test_a_run_that_another_inherited_from_outlives_it(
+async def test_a_run_is_kept_while_another_run_inherits_its_results(
     env: Context, clock: ManualClock
 ) -> None:
     first = await an_ended_run(env, days=2)
@@ -120,7 +122,7 @@ async def test_a_run_that_another_inherited_from_outlives_it(
 
 
 @pytest.mark.parametrize("when", When)
-async def test_a_removal_that_loses_any_call_is_finished_by_the_next(
+async def test_a_removal_that_fails_at_any_call_is_finished_by_the_next(
     env: Context, clock: ManualClock, when: When
 ) -> None:
     at, was_reached = 0, True
@@ -139,7 +141,7 @@ async def test_a_removal_that_loses_any_call_is_finished_by_the_next(
     assert at > 3
 
 
-async def test_a_job_that_was_deleted_meanwhile_is_left_to_its_scrub(
+async def test_the_removal_of_old_rows_ignores_a_deleted_job(
     env: Context, clock: ManualClock
 ) -> None:
     run = await an_ended_run(env)

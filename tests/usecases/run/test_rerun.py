@@ -1,4 +1,4 @@
-"""Reruns: everything again or some of it, and results that stay with the run that made them."""
+"""Reruns of all tasks or of some, and results that stay with the run that produced them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def a_finished_job(env: Context, count: int, *, number: int = 500) -> tupl
     return accepted.job, run
 
 
-async def again(
+async def start_rerun(
     env: Context, job: Job, retry: frozenset[TaskStatus] | None = None, *, number: int | None = None
 ) -> Rerun:
     run_id = RunId(env.new_id() if number is None else a_ulid(number))
@@ -70,7 +70,7 @@ async def test_a_full_rerun_starts_every_task_over_under_its_own_id(
 ) -> None:
     job, first = await a_finished_job(env, count)
 
-    second = await again(env, job)
+    second = await start_rerun(env, job)
     await ingest_open(env, second.run)
 
     assert (second.retried, second.inherited, second.rerun_of) == (count, 0, first.run_id)
@@ -87,7 +87,7 @@ async def test_a_full_rerun_starts_every_task_over_under_its_own_id(
 async def test_a_partial_rerun_inherits_what_it_does_not_retry(env: Context, count: int) -> None:
     job, first = await a_finished_job(env, count)
 
-    second = await again(env, job, FAILED)
+    second = await start_rerun(env, job, FAILED)
     await ingest_open(env, second.run)
     took = await work(env, second.run)
 
@@ -102,9 +102,9 @@ async def test_a_partial_rerun_inherits_what_it_does_not_retry(env: Context, cou
     assert len(inherited) == count - 2
 
 
-async def test_an_inherited_result_reads_from_the_run_that_made_it(env: Context) -> None:
+async def test_an_inherited_result_is_read_from_the_run_that_produced_it(env: Context) -> None:
     job, first = await a_finished_job(env, 5)
-    second = await again(env, job, FAILED)
+    second = await start_rerun(env, job, FAILED)
     (row, *_) = [row for row in await rows_of(env, second.run) if row.source_run_id]
 
     body = await body_of(env, second.run, row.task_id)
@@ -114,11 +114,11 @@ async def test_an_inherited_result_reads_from_the_run_that_made_it(env: Context)
     assert body == b"<html>"
 
 
-async def test_a_chain_of_reruns_names_the_owner_of_each_result(env: Context) -> None:
+async def test_a_chain_of_reruns_keeps_the_owner_of_each_result(env: Context) -> None:
     job, first = await a_finished_job(env, 5)
-    second = await again(env, job, FAILED)
+    second = await start_rerun(env, job, FAILED)
     await work(env, second.run, missing([0]))
-    third = await again(env, job, FAILED)
+    third = await start_rerun(env, job, FAILED)
     await work(env, third.run)
 
     run = await run_of(env, third.run)
@@ -138,7 +138,7 @@ async def test_a_run_whose_results_are_inherited_cannot_be_deleted(
     env: Context, count: int
 ) -> None:
     job, first = await a_finished_job(env, count)
-    second = await again(env, job, FAILED)
+    second = await start_rerun(env, job, FAILED)
 
     with pytest.raises(Conflict) as early:
         await runs.delete_run(env, CALLER, job.job_id, first.run_id)
@@ -150,9 +150,9 @@ async def test_a_run_whose_results_are_inherited_cannot_be_deleted(
     assert early.value.code == late.value.code == "run_has_descendants"
 
 
-async def test_a_run_can_go_once_nothing_is_inherited_from_it(env: Context) -> None:
+async def test_a_run_can_be_deleted_once_nothing_is_inherited_from_it(env: Context) -> None:
     job, first = await a_finished_job(env, 5)
-    second = await again(env, job)
+    second = await start_rerun(env, job)
     await work(env, second.run)
 
     await runs.delete_run(env, CALLER, job.job_id, first.run_id)
@@ -161,49 +161,49 @@ async def test_a_run_can_go_once_nothing_is_inherited_from_it(env: Context) -> N
     assert (await run_of(env, second.run)).status is RunStatus.COMPLETED
 
 
-async def test_deleting_the_latest_run_shows_the_one_before_it(env: Context) -> None:
+async def test_after_deleting_the_latest_run_the_previous_one_is_the_latest(env: Context) -> None:
     job, first = await a_finished_job(env, 5)
-    second = await again(env, job)
+    second = await start_rerun(env, job)
 
     await runs.delete_run(env, CALLER, job.job_id, second.run.run_id)
-    third = await again(env, job)
+    third = await start_rerun(env, job)
 
     assert third.rerun_of == first.run_id
     assert third.run.sequence == 3
 
 
-async def test_a_live_run_is_not_rerun(env: Context) -> None:
+async def test_a_live_run_cannot_be_rerun(env: Context) -> None:
     accepted = await submit(env, 2)
 
     with pytest.raises(Conflict) as refusal:
-        await again(env, accepted.job)
+        await start_rerun(env, accepted.job)
 
     assert refusal.value.code == "run_not_terminal"
 
 
-async def test_a_filter_that_matches_nothing_is_a_conflict(env: Context) -> None:
+async def test_a_filter_that_matches_no_task_is_a_conflict(env: Context) -> None:
     accepted = await submit(env, 2)
     await work(env, accepted.run)
 
     with pytest.raises(Conflict) as refusal:
-        await again(env, accepted.job, FAILED)
+        await start_rerun(env, accepted.job, FAILED)
 
     assert refusal.value.code == "no_matching_tasks"
 
 
-async def test_what_a_stop_left_undone_is_retried_by_any_filter(env: Context) -> None:
+async def test_tasks_that_a_stop_left_unfinished_are_retried_under_any_filter(env: Context) -> None:
     accepted = await submit(env, 5)
     await work(env, accepted.run, missing([0, 1, 2, 3, 4]), count=1)
     await runs.stop(env, CALLER, accepted.job.job_id)
 
-    second = await again(env, accepted.job, FAILED)
+    second = await start_rerun(env, accepted.job, FAILED)
     await work(env, second.run)
 
     assert second.retried == 5
     assert (await run_of(env, second.run)).status is RunStatus.COMPLETED
 
 
-async def test_reruns_at_the_same_time_start_one_run(env: Context) -> None:
+async def test_concurrent_reruns_start_one_run(env: Context) -> None:
     for number in range(10):
         job, _ = await a_finished_job(env, 3, number=600 + number)
         started: list[Rerun] = []
@@ -218,13 +218,13 @@ async def test_reruns_at_the_same_time_start_one_run(env: Context) -> None:
 
 async def _try_again(env: Context, job: Job, started: list[Rerun]) -> None:
     with suppress(Conflict):
-        started.append(await again(env, job))
+        started.append(await start_rerun(env, job))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("when", list(When))
 @pytest.mark.parametrize("count", SIZES)
-async def test_a_rerun_cut_off_at_any_call_is_finished_by_a_retry(
+async def test_a_rerun_interrupted_at_any_call_is_finished_by_a_retry(
     env: Context, count: int, when: When
 ) -> None:
     at, goes_on = 0, True
@@ -234,8 +234,8 @@ async def test_a_rerun_cut_off_at_any_call_is_finished_by_a_retry(
         fault = Fault(at, when)
 
         with suppress(Unavailable):
-            await again(with_fault(env, fault), job, FAILED, number=20_000 + at)
-        second = await again(env, job, FAILED, number=20_000 + at)
+            await start_rerun(with_fault(env, fault), job, FAILED, number=20_000 + at)
+        second = await start_rerun(env, job, FAILED, number=20_000 + at)
         await ingest_open(env, second.run)
 
         run = await run_of(env, second.run)
@@ -256,10 +256,10 @@ async def a_job_stopped_in_ingest(env: Context) -> tuple[Job, Run]:
     return accepted.job, stopped.run
 
 
-async def test_a_run_that_ended_in_ingest_is_rerun_from_its_list(env: Context) -> None:
+async def test_a_run_stopped_during_ingest_is_rerun_from_its_list(env: Context) -> None:
     job, first = await a_job_stopped_in_ingest(env)
 
-    second = await again(env, job)
+    second = await start_rerun(env, job)
     await ingest_open(env, second.run)
     await work(env, second.run)
 
@@ -269,18 +269,18 @@ async def test_a_run_that_ended_in_ingest_is_rerun_from_its_list(env: Context) -
     assert (run.status, run.total) == (RunStatus.COMPLETED, LATER_FROM)
 
 
-async def test_a_run_that_ended_in_ingest_takes_no_filter(env: Context) -> None:
+async def test_a_rerun_of_a_run_stopped_during_ingest_accepts_no_filter(env: Context) -> None:
     job, _ = await a_job_stopped_in_ingest(env)
 
     with pytest.raises(Conflict) as refusal:
-        await again(env, job, FAILED)
+        await start_rerun(env, job, FAILED)
 
     assert refusal.value.code == "ingest_incomplete"
 
 
-async def test_the_list_stays_while_a_rerun_reads_it(env: Context) -> None:
+async def test_a_run_cannot_be_deleted_while_a_rerun_reads_its_list(env: Context) -> None:
     job, first = await a_job_stopped_in_ingest(env)
-    await again(env, job)
+    await start_rerun(env, job)
 
     with pytest.raises(Conflict) as refusal:
         await runs.delete_run(env, CALLER, job.job_id, first.run_id)
@@ -288,7 +288,7 @@ async def test_the_list_stays_while_a_rerun_reads_it(env: Context) -> None:
     assert refusal.value.code == "run_has_descendants"
 
 
-async def test_several_lists_of_an_open_job_are_all_rerun(env: Context) -> None:
+async def test_all_lists_of_an_open_job_are_rerun(env: Context) -> None:
     opened = await submit(env, 3, is_open=True)
     await add(env, opened.job, 2, batch="small")
     fault = Fault(1, When.BEFORE, only="put_chunk")
@@ -296,7 +296,7 @@ async def test_several_lists_of_an_open_job_are_all_rerun(env: Context) -> None:
         await add(with_fault(env, fault), opened.job, 120, batch="large")
     await runs.stop(env, CALLER, opened.job.job_id)
 
-    second = await again(env, opened.job)
+    second = await start_rerun(env, opened.job)
     await ingest_open(env, second.run)
     await work(env, second.run)
 
@@ -306,14 +306,14 @@ async def test_several_lists_of_an_open_job_are_all_rerun(env: Context) -> None:
     await check_counters(env, run)
 
 
-async def test_a_full_rerun_forgets_the_filter_of_a_rerun_that_ended_in_ingest(
+async def test_a_full_rerun_ignores_the_filter_of_a_rerun_that_was_stopped_during_ingest(
     env: Context,
 ) -> None:
     job, _ = await a_finished_job(env, LATER_FROM)
-    await again(env, job, FAILED)
+    await start_rerun(env, job, FAILED)
     await runs.stop(env, CALLER, job.job_id)
 
-    third = await again(env, job)
+    third = await start_rerun(env, job)
     await ingest_open(env, third.run)
 
     rows = await rows_of(env, third.run)

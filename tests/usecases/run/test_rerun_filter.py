@@ -1,4 +1,4 @@
-"""Rerun filters: by reason and by host, exact on every path of a list."""
+"""Rerun filters by failure reason and by host, for small and large lists."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from conveyor.usecases.run import rerun, runs
 from conveyor.usecases.submit import jobs
 from conveyor.usecases.submit.jobs import Submission
 from tests.builders import CALLER
-from tests.usecases.run.test_rerun import FAILED, SIZES, again, ingest_open
+from tests.usecases.run.test_rerun import FAILED, SIZES, ingest_open, start_rerun
 from tests.usecases.world import LATER_FROM, PAGE, check_counters, rows_of, run_of, work
 
 BLOCKED, TIMEOUT = FailureReason.BLOCKED, FailureReason.TIMEOUT
 
 
 async def a_mixed_job(env: Context, count: int) -> tuple[Job, Run]:
-    """Two hosts by turns; of the first six tasks three were blocked and three too slow."""
+    """Tasks of two alternating hosts; of the first six tasks three were blocked and three timed
+    out."""
     drafts = [TaskDraft(url=f"https://{'ab'[index % 2]}.example/{index}") for index in range(count)]
     accepted = await jobs.submit(
         env, CALLER, Submission(drafts=drafts, max_attempts=1), job_id=JobId(env.new_id())
@@ -51,7 +52,7 @@ async def a_mixed_job(env: Context, count: int) -> tuple[Job, Run]:
         ({"hosts": {"a.example"}, "reasons": {TIMEOUT}}, {4}),
     ],
 )
-async def test_a_rerun_may_be_narrowed_by_reason_and_by_host(
+async def test_a_rerun_can_be_filtered_by_reason_and_by_host(
     env: Context, count: int, choice: dict[str, Any], indexes: set[int]
 ) -> None:
     job, _ = await a_mixed_job(env, max(count, 6))
@@ -65,7 +66,9 @@ async def test_a_rerun_may_be_narrowed_by_reason_and_by_host(
     await check_counters(env, second.run)
 
 
-async def test_a_host_alone_starts_its_pages_over_whatever_came_of_them(env: Context) -> None:
+async def test_a_filter_by_host_alone_retries_its_tasks_whatever_their_outcome(
+    env: Context,
+) -> None:
     job, _ = await a_mixed_job(env, 10)
 
     second = await rerun.rerun(
@@ -84,7 +87,7 @@ async def test_a_host_alone_starts_its_pages_over_whatever_came_of_them(env: Con
         {"hosts": {"example"}},
     ],
 )
-async def test_a_filter_that_names_nothing_is_refused(env: Context, choice: dict[str, Any]) -> None:
+async def test_an_empty_or_unknown_filter_is_refused(env: Context, choice: dict[str, Any]) -> None:
     job, _ = await a_mixed_job(env, 10)
 
     with pytest.raises(Conflict) as refused:
@@ -93,7 +96,9 @@ async def test_a_filter_that_names_nothing_is_refused(env: Context, choice: dict
     assert refused.value.code == "no_matching_tasks"
 
 
-async def test_a_rerun_of_a_narrowed_rerun_that_was_cut_short_narrows_nothing(env: Context) -> None:
+async def test_a_full_rerun_ignores_the_host_filter_of_a_rerun_that_was_stopped(
+    env: Context,
+) -> None:
     job, _ = await a_mixed_job(env, LATER_FROM)
     second = await rerun.rerun(
         env, CALLER, job.job_id, run_id=RunId(env.new_id()), hosts=frozenset({"a.example"})
@@ -101,7 +106,7 @@ async def test_a_rerun_of_a_narrowed_rerun_that_was_cut_short_narrows_nothing(en
     await runs.stop(env, CALLER, job.job_id)
     assert second.is_later
 
-    third = await again(env, job)
+    third = await start_rerun(env, job)
     await ingest_open(env, third.run)
 
     assert third.retried == LATER_FROM

@@ -1,4 +1,5 @@
-"""Results: every task on exactly one page, links that expire, cursors that stay at home."""
+"""Results: pages that contain every task once, links that expire, and cursors that are valid for
+one list."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ async def pages(env: Context, accepted: Accepted, *, status: str, limit: int) ->
 
 @pytest.mark.parametrize("is_open", [True, False])
 @pytest.mark.parametrize("limit", [1, 7, 30, 31, 100])
-async def test_pages_hold_every_task_once_in_id_order(
+async def test_pages_contain_every_task_once_in_id_order(
     env: Context, limit: int, is_open: bool
 ) -> None:
     accepted = await submit(env, 30, is_open=is_open)
@@ -42,7 +43,7 @@ async def test_pages_hold_every_task_once_in_id_order(
     assert all(0 < len(page) <= limit for page in page_ids)
 
 
-async def test_a_filter_shows_only_its_statuses(env: Context) -> None:
+async def test_a_status_filter_returns_only_tasks_of_its_statuses(env: Context) -> None:
     accepted = await submit(env, 10)
     await work(env, accepted.run, missing([0, 1, 2]), count=6)
 
@@ -57,7 +58,7 @@ async def test_a_filter_shows_only_its_statuses(env: Context) -> None:
 @pytest.mark.parametrize(
     ("status", "worked"), [("successful", 0), ("failed", 5), ("processing", 5)]
 )
-async def test_where_the_counters_know_of_none_no_task_is_looked_at(
+async def test_no_task_is_read_if_the_counters_show_none_with_the_status(
     world: World, monkeypatch: pytest.MonkeyPatch, status: str, worked: int
 ) -> None:
     accepted = await submit(world.env, 5)
@@ -65,11 +66,11 @@ async def test_where_the_counters_know_of_none_no_task_is_looked_at(
     page_tasks = world.engine.store.page_tasks
     queries: list[object] = []
 
-    async def page_and_tell(query: TasksOf, *, read_max: int) -> TaskPage:
+    async def page_and_record(query: TasksOf, *, read_max: int) -> TaskPage:
         queries.append(query)
         return await page_tasks(query, read_max=read_max)
 
-    monkeypatch.setattr(world.engine.store, "page_tasks", page_and_tell)
+    monkeypatch.setattr(world.engine.store, "page_tasks", page_and_record)
 
     page_ids = await pages(world.env, accepted, status=status, limit=2)
 
@@ -78,9 +79,7 @@ async def test_where_the_counters_know_of_none_no_task_is_looked_at(
 
 
 @pytest.mark.parametrize("limit", [1, 3, 40])
-async def test_what_is_rare_is_found_by_its_cursors_over_pages_that_hold_nothing(
-    world: World, limit: int
-) -> None:
+async def test_rare_tasks_are_found_across_pages_that_are_empty(world: World, limit: int) -> None:
     env = with_config(world.env, rows_read_max=5)
     accepted = await submit(env, 40)
     await work(env, accepted.run, missing([3, 4, 31]))
@@ -93,7 +92,7 @@ async def test_what_is_rare_is_found_by_its_cursors_over_pages_that_hold_nothing
     assert [] in page_ids
 
 
-async def test_a_filter_that_does_not_exist_is_refused(env: Context) -> None:
+async def test_an_unknown_filter_is_refused(env: Context) -> None:
     accepted = await submit(env, 1)
 
     with pytest.raises(InvalidArgument):
@@ -117,7 +116,7 @@ async def test_a_cursor_of_another_run_or_filter_is_refused(env: Context) -> Non
         assert refusal.value.code == "invalid_cursor"
 
 
-async def test_the_plain_id_of_a_task_of_the_run_is_taken_as_a_cursor(env: Context) -> None:
+async def test_the_plain_id_of_a_task_of_the_run_is_accepted_as_a_cursor(env: Context) -> None:
     one, other = await submit(env, 5), await submit(env, 5)
     rows = await rows_of(env, one.run)
 
@@ -130,7 +129,7 @@ async def test_the_plain_id_of_a_task_of_the_run_is_taken_as_a_cursor(env: Conte
         )
 
 
-async def test_a_body_is_read_once_its_task_has_ended(env: Context) -> None:
+async def test_a_body_can_be_read_once_its_task_has_ended(env: Context) -> None:
     accepted = await submit(env, 2)
     with pytest.raises(TaskNotReady):
         await body_of(env, accepted.run, (await rows_of(env, accepted.run))[0].task_id)
@@ -146,7 +145,7 @@ async def test_a_body_is_read_once_its_task_has_ended(env: Context) -> None:
 
 
 @pytest.mark.parametrize("task_id", ["nope", "../../etc", "", "a" * 200])
-async def test_a_task_that_is_not_there_is_not_found(env: Context, task_id: str) -> None:
+async def test_an_unknown_task_is_not_found(env: Context, task_id: str) -> None:
     accepted = await submit(env, 1)
 
     with pytest.raises(NotFound):
@@ -208,7 +207,7 @@ async def test_a_link_cannot_be_made_to_last_longer(env: Context) -> None:
         )
 
 
-async def test_a_token_has_one_spelling(env: Context) -> None:
+async def test_a_link_token_has_one_valid_spelling(env: Context) -> None:
     accepted = await submit(env, 1)
     await work(env, accepted.run)
     (row,) = await rows_of(env, accepted.run)

@@ -1,4 +1,4 @@
-"""No body is shown for longer than the deployment keeps any, whatever its run does meanwhile."""
+"""No body is available for longer than the deployment keeps bodies, whatever happens to its run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from conveyor.usecases.submit.jobs import Submission
 from tests.builders import CALLER, T0, ManualClock, a_ulid
 from tests.usecases.run.test_results_expiry import DAY
 from tests.usecases.scheduled import HOURLY
-from tests.usecases.test_export import asked, file_of, lines_of
+from tests.usecases.test_export import file_of, lines_of, start_export
 from tests.usecases.world import (
     MISS,
     PAGE,
@@ -39,12 +39,12 @@ from tests.usecases.world import (
 )
 
 
-def keeping(env: Context, days: int) -> Context:
+def with_body_days(env: Context, days: int) -> Context:
     return replace(env, config=replace(env.config, body_days=days))
 
 
 async def a_slow_run(env: Context, clock: ManualClock, *, days: int = 3) -> Run:
-    """Fetched on two days, and still live: the first page at once, the second two days later."""
+    """A live run whose first page was fetched at once, and whose second two days later."""
     accepted = await submit(env, 3, result_ttl_days=days)
     await work(env, accepted.run, count=1)
     clock.advance(2 * DAY)
@@ -52,8 +52,8 @@ async def a_slow_run(env: Context, clock: ManualClock, *, days: int = 3) -> Run:
     return await run_of(env, accepted.run)
 
 
-async def fresh(env: Context, run: Run) -> int:
-    """How many of the run's tasks have a body that may be had."""
+async def count_unexpired(env: Context, run: Run) -> int:
+    """Counts the run's tasks whose body has not expired."""
     expiries = await results.expiries_of(env, run)
     rows = [row for row in await rows_of(env, run) if row.result is not None]
     return sum(not expiries.is_over(row) for row in rows)
@@ -62,24 +62,27 @@ async def fresh(env: Context, run: Run) -> int:
 async def test_a_result_expires_in_a_live_run_when_its_body_is_too_old(
     env: Context, clock: ManualClock
 ) -> None:
-    env = keeping(env, 3)
+    env = with_body_days(env, 3)
     run = await a_slow_run(env, clock)
     first = next(row for row in await rows_of(env, run) if row.started_at == T0)
 
     clock.advance(DAY - 1)
-    assert (await fresh(env, run), await body_of(env, run, first.task_id)) == (2, PAGE.body)
+    assert (await count_unexpired(env, run), await body_of(env, run, first.task_id)) == (
+        2,
+        PAGE.body,
+    )
     clock.advance(1)
 
     assert run.expires_at is None
-    assert await fresh(env, run) == 1
+    assert await count_unexpired(env, run) == 1
     with pytest.raises(ResultExpired, match="2023-11-17T22:13:20Z"):
         await body_of(env, run, first.task_id)
 
 
-async def test_a_body_is_over_before_any_storage_that_counts_from_its_arrival_removes_it(
+async def test_a_body_expires_before_a_storage_rule_that_counts_from_its_upload_removes_it(
     env: Context, clock: ManualClock
 ) -> None:
-    env = keeping(env, 1)
+    env = with_body_days(env, 1)
     run = (await submit(env, 1)).run
     (message,) = await env.queue.receive(run.run_id, count_max=1, visibility_s=60)
     (claimed,) = await tasks.claim(env, [message.ref])
@@ -96,10 +99,10 @@ async def test_a_body_is_over_before_any_storage_that_counts_from_its_arrival_re
     assert (await results.expiries_of(env, run)).instant_of(row) < stored_at + DAY
 
 
-async def test_a_run_that_ends_late_gives_no_body_more_time(
+async def test_a_late_end_of_the_run_does_not_extend_the_life_of_a_body(
     env: Context, clock: ManualClock
 ) -> None:
-    env = keeping(env, 3)
+    env = with_body_days(env, 3)
     run = await a_slow_run(env, clock)
     await work(env, run)
     ended = await run_of(env, run)
@@ -107,18 +110,18 @@ async def test_a_run_that_ends_late_gives_no_body_more_time(
     clock.advance(DAY)
 
     assert ended.expires_at == T0 + 5 * DAY
-    assert await fresh(env, ended) == 2
-    export = await asked(env, ended)
+    assert await count_unexpired(env, ended) == 2
+    export = await start_export(env, ended)
     assert await exports.process(env, export) is Exported.COMPLETED
     *lines, _ = lines_of(await file_of(env, export))
     assert sorted(str(line["status"]) for line in lines) == ["expired", "successful", "successful"]
 
 
-async def test_an_inherited_result_counts_from_when_it_was_fetched(
+async def test_the_days_of_an_inherited_result_count_from_its_fetch(
     env: Context, clock: ManualClock
 ) -> None:
-    """The first run, which lasts for two days, is kept for longer than the body that it made."""
-    env = keeping(env, 3)
+    """The first run lasts for two days and is kept for longer than the body that it fetched."""
+    env = with_body_days(env, 3)
     first = (await submit(env, 2, result_ttl_days=3)).run
     await work(env, first, count=1)
     clock.advance(2 * DAY)
@@ -132,23 +135,23 @@ async def test_an_inherited_result_counts_from_when_it_was_fetched(
         shows.append(await run_of(env, again.run))
 
     clock.advance(DAY - 1)
-    before = [await fresh(env, run) for run in shows]
+    before = [await count_unexpired(env, run) for run in shows]
     clock.advance(1)
 
     assert (shows[0].expires_at, clock.now()) == (T0 + 5 * DAY, T0 + 3 * DAY)
     assert before == [1, 1, 1]
-    assert [await fresh(env, run) for run in shows] == [0, 0, 0]
+    assert [await count_unexpired(env, run) for run in shows] == [0, 0, 0]
 
 
-async def test_an_export_begun_before_and_made_after_shows_what_has_expired(
+async def test_an_export_started_before_an_expiry_and_built_after_it_lists_the_task_as_expired(
     world: World, env: Context, clock: ManualClock
 ) -> None:
-    env = keeping(env, 3)
+    env = with_body_days(env, 3)
     run = await a_slow_run(env, clock)
     await work(env, run)
     ended = await run_of(env, run)
     clock.advance(DAY - 1)
-    export = await asked(env, ended)
+    export = await start_export(env, ended)
     clock.advance(1)
     expiries = await results.expiries_of(env, ended)
     for row in await rows_of(env, ended):
@@ -162,10 +165,10 @@ async def test_an_export_begun_before_and_made_after_shows_what_has_expired(
     assert sorted(str(line["status"]) for line in lines) == ["expired", "successful", "successful"]
 
 
-async def test_an_audit_looks_for_no_body_that_has_expired(
+async def test_an_audit_does_not_read_expired_bodies(
     world: World, env: Context, clock: ManualClock
 ) -> None:
-    env = keeping(env, 3)
+    env = with_body_days(env, 3)
     run = await a_slow_run(env, clock)
     whole = await audit.audit(env, run)
     clock.advance(3 * DAY)
@@ -177,27 +180,32 @@ async def test_an_audit_looks_for_no_body_that_has_expired(
     assert (seen.bodies, seen.is_ok) == (0, True)
 
 
-async def test_fewer_days_hold_at_once_for_what_is_there(env: Context, clock: ManualClock) -> None:
+async def test_a_lower_number_of_days_applies_at_once_to_existing_results(
+    env: Context, clock: ManualClock
+) -> None:
     run = (await submit(env, 1, result_ttl_days=14)).run
     await work(env, run)
     ended = await run_of(env, run)
     clock.advance(2 * DAY)
 
     assert results.run_instant(env, ended) == T0 + 14 * DAY
-    assert results.run_instant(keeping(env, 2), ended) == T0 + 2 * DAY
-    assert (await fresh(env, ended), await fresh(keeping(env, 2), ended)) == (1, 0)
+    assert results.run_instant(with_body_days(env, 2), ended) == T0 + 2 * DAY
+    assert (
+        await count_unexpired(env, ended),
+        await count_unexpired(with_body_days(env, 2), ended),
+    ) == (1, 0)
     with pytest.raises(ResultExpired):
-        await asked(keeping(env, 2), ended)
+        await start_export(with_body_days(env, 2), ended)
 
 
 @pytest.mark.parametrize(
     ("body_days", "ttl_days", "expected_days"),
     [(30, None, 14), (7, None, 7), (30, 30, 30), (7, 7, 7), (365, 365, 365), (1, 1, 1)],
 )
-async def test_results_are_kept_as_long_as_was_asked_or_fourteen_days_at_most(
+async def test_results_are_kept_as_long_as_requested_up_to_fourteen_days(
     env: Context, body_days: int, ttl_days: int | None, expected_days: int
 ) -> None:
-    accepted = await submit(keeping(env, body_days), 1, result_ttl_days=ttl_days)
+    accepted = await submit(with_body_days(env, body_days), 1, result_ttl_days=ttl_days)
 
     assert accepted.job.result_ttl_days == expected_days
 
@@ -215,14 +223,14 @@ async def by_dry_run(env: Context, request: Submission, job_id: JobId) -> None:
 
 
 @pytest.mark.parametrize("ask", [by_submit, by_schedule, by_dry_run])
-async def test_nobody_is_promised_more_days_than_bodies_are_kept(
-    env: Context, ask: Callable[[Context, Submission, JobId], Awaitable[None]]
+async def test_a_result_lifetime_longer_than_bodies_are_kept_is_refused(
+    env: Context, submit_with: Callable[[Context, Submission, JobId], Awaitable[None]]
 ) -> None:
     request = Submission(drafts=some_drafts(1), result_ttl_days=8)
     job_id = JobId(a_ulid(900))
 
     with pytest.raises(InvalidArgument, match="at most 7 days") as refused:
-        await ask(keeping(env, 7), request, job_id)
+        await submit_with(with_body_days(env, 7), request, job_id)
 
     assert refused.value.pointer == "/result_ttl_days"
     assert await env.store.read(JobKey(job_id)) is None

@@ -1,4 +1,4 @@
-"""Expiry: results are kept as long as was said, then their bodies go and their rows tell of it."""
+"""Expiry: after the requested time the bodies are deleted and the rows are shown as expired."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from conveyor.usecases.run import reconcile, results
 from conveyor.usecases.run.rerun import rerun
 from tests.builders import CALLER, T0, ManualClock
 from tests.usecases.faults import Fault, When, with_fault
-from tests.usecases.test_export import asked, file_of, lines_of
+from tests.usecases.test_export import file_of, lines_of, start_export
 from tests.usecases.world import PAGE, body_of, missing, rows_of, run_of, submit, work
 
 DAY = 86_400.0
@@ -29,8 +29,8 @@ async def an_ended_run(env: Context, *, days: int = 2) -> Run:
     return await run_of(env, accepted.run)
 
 
-async def shown(env: Context, run: Run) -> list[bool]:
-    """Which of the run's tasks are shown as expired, by their position."""
+async def expired_indexes(env: Context, run: Run) -> list[bool]:
+    """The indexes of the run's tasks that are shown as expired."""
     job = await load_owned_job(env, CALLER, run.job_id)
     page = await results.page(env, job, run, status="all", cursor=None, limit=100)
     ordered = sorted(page.tasks, key=lambda task: task.index)
@@ -47,7 +47,7 @@ async def bodies_of(env: Context, run: Run) -> int:
     return size
 
 
-async def test_a_live_run_has_no_expiry_and_an_ended_one_has(env: Context) -> None:
+async def test_only_an_ended_run_has_an_expiry(env: Context) -> None:
     accepted = await submit(env, 1, result_ttl_days=3)
     live = await run_of(env, accepted.run)
     await work(env, accepted.run)
@@ -57,18 +57,18 @@ async def test_a_live_run_has_no_expiry_and_an_ended_one_has(env: Context) -> No
     assert ended.expires_at == ended.sweep_at == T0 + 3 * DAY
 
 
-async def test_results_expire_at_their_instant_whether_or_not_anybody_swept(
+async def test_results_expire_at_their_time_whether_or_not_a_sweep_ran(
     env: Context, clock: ManualClock
 ) -> None:
     run = await an_ended_run(env)
     good = next(task for task in await rows_of(env, run) if task.result is not None)
 
     clock.advance(2 * DAY - 1)
-    assert await shown(env, run) == [False] * 4
+    assert await expired_indexes(env, run) == [False] * 4
     assert await body_of(env, run, good.task_id) == PAGE.body
     clock.advance(1)
 
-    assert await shown(env, run) == [True, True, True, False]
+    assert await expired_indexes(env, run) == [True, True, True, False]
     with pytest.raises(ResultExpired, match="2023-11-16T22:13:20Z"):
         await body_of(env, run, good.task_id)
 
@@ -88,7 +88,7 @@ async def test_a_sweep_removes_bodies_and_keeps_rows(env: Context, clock: Manual
 
 
 @pytest.mark.parametrize("when", When)
-async def test_a_sweep_that_loses_any_call_is_finished_by_the_next(
+async def test_a_sweep_that_fails_at_any_call_is_finished_by_the_next(
     env: Context, clock: ManualClock, when: When
 ) -> None:
     at, was_reached = 0, True
@@ -107,7 +107,7 @@ async def test_a_sweep_that_loses_any_call_is_finished_by_the_next(
     assert at > 3
 
 
-async def test_an_inherited_result_expires_with_the_run_that_made_it(
+async def test_an_inherited_result_expires_with_the_run_that_produced_it(
     env: Context, clock: ManualClock
 ) -> None:
     first = await an_ended_run(env)
@@ -119,8 +119,8 @@ async def test_an_inherited_result_expires_with_the_run_that_made_it(
     clock.advance(DAY)
     run = await run_of(env, again.run)
 
-    assert await shown(env, run) == [True, True, True, False]
-    export = await asked(env, run)
+    assert await expired_indexes(env, run) == [True, True, True, False]
+    export = await start_export(env, run)
     await exports.process(env, export)
 
     *lines, _ = lines_of(await file_of(env, export))

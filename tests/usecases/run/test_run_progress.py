@@ -1,4 +1,4 @@
-"""Progress of a run: why it waits, who works, and cached counters that never fall."""
+"""Progress of a run: why it waits, its workers, and cached counters that never decrease."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ SHARDS = 4
 
 @dataclass(slots=True)
 class CountedStore:
-    """A store that counts how often somebody asks for counters."""
+    """A store that counts the queries for counters."""
 
     store: Store
-    asked: int = 0
+    queries: int = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.store, name)
 
     async def find(self, query: Any) -> list[Any]:
-        self.asked += isinstance(query, StatsOf)
+        self.queries += isinstance(query, StatsOf)
         return await self.store.find(query)
 
 
@@ -89,7 +89,7 @@ def redis() -> World:
     return World()
 
 
-async def test_of_many_who_look_one_reads_and_all_see_the_same_for_a_second(
+async def test_of_concurrent_readers_one_reads_the_store_and_all_see_its_value_for_a_second(
     redis: World, autojump_clock: MockClock
 ) -> None:
     env, store = an_env(redis)
@@ -99,11 +99,11 @@ async def test_of_many_who_look_one_reads_and_all_see_the_same_for_a_second(
     async def look() -> None:
         seen.append((await cached_totals(env, run)).done)
 
-    store.asked = 0
+    store.queries = 0
     async with trio.open_nursery() as nursery:
         for _ in range(20):
             nursery.start_soon(look)
-    reads = store.asked
+    reads = store.queries
     await work(env, run, count=2)
     await look()
     await trio.sleep(limits.CACHED_COUNTERS_TTL_S)
@@ -113,7 +113,7 @@ async def test_of_many_who_look_one_reads_and_all_see_the_same_for_a_second(
     assert reads == 1
 
 
-async def test_whatever_changes_the_run_is_seen_at_once(
+async def test_a_change_of_the_run_is_shown_at_once(
     redis: World, autojump_clock: MockClock
 ) -> None:
     env, _ = an_env(redis)
@@ -137,7 +137,7 @@ async def _job_of(env: Context, run: Run) -> Job:
     return await load_owned_job(env, CALLER, run.job_id)
 
 
-async def test_who_changed_nothing_but_was_told_is_not_told_less_then(
+async def test_invalidating_the_counters_makes_the_next_read_fresh(
     redis: World, autojump_clock: MockClock
 ) -> None:
     env, _ = an_env(redis)
@@ -151,7 +151,7 @@ async def test_who_changed_nothing_but_was_told_is_not_told_less_then(
 
 
 @pytest.mark.parametrize("fields", [{"stop_requested_at": 1.0}, {"open_batches": 1}])
-async def test_a_run_that_ends_or_is_being_ingested_is_always_read(
+async def test_a_run_that_has_ended_or_is_being_ingested_is_always_read_from_the_store(
     redis: World, fields: dict[str, Any], autojump_clock: MockClock
 ) -> None:
     env, store = an_env(redis)
@@ -161,11 +161,11 @@ async def test_a_run_that_ends_or_is_being_ingested_is_always_read(
         await cached_totals(env, a_run(shard_count=SHARDS, **fields))
         await invalidate_totals(env, a_run(shard_count=SHARDS, **fields))
 
-    assert store.asked == 3
+    assert store.queries == 3
     assert not cast("RedisCache", env.cache).outcomes
 
 
-async def test_while_redis_is_away_the_store_is_read_and_little_time_is_lost(
+async def test_while_redis_is_unavailable_the_store_is_read_with_little_delay(
     redis: World, autojump_clock: MockClock
 ) -> None:
     env, _ = an_env(redis)
@@ -188,7 +188,7 @@ async def test_while_redis_is_away_the_store_is_read_and_little_time_is_lost(
     assert set(cast("RedisCache", env.cache).outcomes) == {"yours", "away"}
 
 
-async def test_who_holds_a_ticket_and_dies_keeps_nobody_waiting_for_long(
+async def test_a_reader_that_dies_with_a_ticket_delays_others_only_briefly(
     redis: World, autojump_clock: MockClock
 ) -> None:
     env, store = an_env(redis)
@@ -198,22 +198,22 @@ async def test_who_holds_a_ticket_and_dies_keeps_nobody_waiting_for_long(
         await cached_totals(stuck, run)
     started_at = trio.current_time()
 
-    store.asked = 0
+    store.queries = 0
     await cached_totals(env, run)
 
-    assert store.asked == 1
+    assert store.queries == 1
     assert trio.current_time() - started_at <= WAIT_TIMEOUT_S + 0.1
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_counts_never_fall_whoever_looks(seed: int, autojump_clock: MockClock) -> None:
-    """Several processes, slow ones among them; keys get lost, and so do answers of the store."""
+async def test_counts_never_decrease_for_any_reader(seed: int, autojump_clock: MockClock) -> None:
+    """Several processes, some of them slow; keys are evicted and store calls are cancelled."""
     redis, random = World(seed=seed), Random(seed)
     readings: list[tuple[float, float, Totals]] = []
     calls = CallFaults(latency_s=(0.0, random.choice((0.001, 0.05, 0.2))))
     redis.suffers(calls, RedisFaults(evicted_rate=random.choice((0.0, 0.05))))
 
-    async def look_often(env: Context) -> None:
+    async def read_often(env: Context) -> None:
         for _ in range(40):
             await trio.sleep(random.uniform(0.0, random.choice((0.05, 0.5))))
             started_at = trio.current_time()
@@ -232,7 +232,7 @@ async def test_counts_never_fall_whoever_looks(seed: int, autojump_clock: MockCl
                 cache=a_cache(redis, number),
             )
             for _ in range(2):
-                nursery.start_soon(look_often, env)
+                nursery.start_soon(read_often, env)
 
     assert [*map(partial(_decreases, readings), readings)] == [[]] * len(readings)
     assert len(readings) > 100
@@ -241,7 +241,7 @@ async def test_counts_never_fall_whoever_looks(seed: int, autojump_clock: MockCl
 def _decreases(
     readings: list[tuple[float, float, Totals]], before: tuple[float, float, Totals]
 ) -> list[Totals]:
-    """What those were shown who came after this was shown, and is less."""
+    """The later readings that show less than this one."""
     _, ended_at, old = before
     return [
         new
@@ -251,10 +251,10 @@ def _decreases(
     ]
 
 
-async def test_a_process_that_lost_redis_for_a_while_shows_nothing_older_than_it_did(
+async def test_a_process_that_lost_redis_for_a_while_shows_no_older_counts_than_before(
     redis: World, autojump_clock: MockClock
 ) -> None:
-    """Others, who did not lose it, have kept what they read meanwhile."""
+    """Other processes kept their connection and stored what they read meanwhile."""
     run, store = a_run(shard_count=SHARDS), cast("Store", BusyStore(Random(1), slow_s=0.0))
     here, there = (
         replace(a_world().env, store=store, cache=a_cache(redis, seed)) for seed in (1, 2)
@@ -273,19 +273,19 @@ async def test_a_process_that_lost_redis_for_a_while_shows_nothing_older_than_it
     assert cast("RedisCache", here.cache).outcomes["found"] > 0
 
 
-async def test_the_stores_own_trouble_is_told(redis: World, autojump_clock: MockClock) -> None:
+async def test_an_error_of_the_store_is_raised(redis: World, autojump_clock: MockClock) -> None:
     @dataclass
-    class LostStore:
+    class UnavailableStore:
         async def find(self, _: Any) -> list[ShardCounters]:
             raise Unavailable("the table")
 
-    env = replace(a_world().env, store=cast("Store", LostStore()), cache=a_cache(redis))
+    env = replace(a_world().env, store=cast("Store", UnavailableStore()), cache=a_cache(redis))
 
     with pytest.raises(Unavailable, match="the table"):
         await cached_totals(env, a_run())
 
 
-class LostCoordinator:
+class UnavailableCoordinator:
     """A coordinator that does not answer."""
 
     async def count(self, run_id: RunId) -> int:
@@ -296,7 +296,7 @@ async def progress_of(env: Context, run: Run) -> RunProgress:
     return await run_progress.load_progress(env, run, await totals_of(env, run))
 
 
-async def test_progress_comes_from_leases_and_from_the_reports_of_all_processes(
+async def test_progress_is_made_of_leases_and_the_reports_of_all_processes(
     env: Context,
 ) -> None:
     run = (await submit(env, 100, max_inflight=4)).run
@@ -314,7 +314,7 @@ async def test_progress_comes_from_leases_and_from_the_reports_of_all_processes(
     assert (progress.inflight, progress.rate_per_s, progress.eta_s) == (4, 2.0, 50.0)
 
 
-async def test_reports_that_are_not_renewed_are_forgotten(env: Context, clock: ManualClock) -> None:
+async def test_reports_that_are_not_renewed_expire(env: Context, clock: ManualClock) -> None:
     run = (await submit(env, 2)).run
     report = RunReport(rate=1.0)
     await run_progress.publish_presence(env, WorkerReport(50, 1))
@@ -328,17 +328,17 @@ async def test_reports_that_are_not_renewed_are_forgotten(env: Context, clock: M
     assert (progress.rate_per_s, await run_progress.live_workers(env)) == (0.0, [])
 
 
-async def test_an_ended_run_and_an_outage_have_empty_progress(env: Context) -> None:
+async def test_the_progress_of_an_ended_run_or_during_an_outage_is_empty(env: Context) -> None:
     live, ended = (await submit(env, 1)).run, (await submit(env, 1)).run
     await work(env, ended)
-    away = replace(env, coordinator=cast("Coordinator", LostCoordinator()))
+    away = replace(env, coordinator=cast("Coordinator", UnavailableCoordinator()))
 
     assert await progress_of(env, await run_of(env, ended)) == RunProgress()
     assert await progress_of(away, live) == RunProgress()
     assert await progress_of(env, live) != RunProgress()
 
 
-async def test_a_worker_that_withdraws_is_no_longer_listed(env: Context) -> None:
+async def test_a_worker_that_withdraws_its_report_is_no_longer_listed(env: Context) -> None:
     for process_id, worker in (("p-1", "zoe"), ("p-2", "ada")):
         process = replace(env, process_id=process_id)
         await run_progress.publish_presence(process, WorkerReport(50, 0, worker=worker))
@@ -350,7 +350,7 @@ async def test_a_worker_that_withdraws_is_no_longer_listed(env: Context) -> None
     assert [report.worker for report in await run_progress.live_workers(env)] == ["zoe"]
 
 
-async def test_abandoned_calls_are_summed_over_processes_until_they_must_have_ended(
+async def test_abandoned_calls_of_all_processes_are_counted_until_they_must_have_ended(
     env: Context, clock: ManualClock
 ) -> None:
     run, other = (await submit(env, 1)).run, (await submit(env, 1)).run

@@ -1,4 +1,4 @@
-"""Samples of live runs, taken by the sweeper, and the series that is made of them."""
+"""Samples of live runs, taken by the sweeper, and the time series made of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.builders import CALLER, ManualClock
 from tests.usecases.world import run_of, submit, with_config, work
 
 
-async def counted(env: Context, run: Run) -> list[int]:
+async def successful_by_bucket(env: Context, run: Run) -> list[int]:
     """The successful tasks of each bucket."""
     now = await run_of(env, run)
     buckets = await run_progress.load_series(env, now, await totals_of(env, run))
@@ -33,12 +33,12 @@ async def test_the_sweeper_samples_a_live_run_once_a_minute(
         await reconcile.sweep_runs(env)
 
     clock.advance(10)
-    assert await counted(env, accepted.run) == [10, 5, 1, 0]
+    assert await successful_by_bucket(env, accepted.run) == [10, 5, 1, 0]
     await work(env, accepted.run)
-    assert await counted(env, accepted.run) == [10, 5, 1, 14]
+    assert await successful_by_bucket(env, accepted.run) == [10, 5, 1, 14]
 
 
-async def test_a_run_that_does_not_move_is_not_sampled(env: Context, clock: ManualClock) -> None:
+async def test_a_run_without_progress_is_not_sampled(env: Context, clock: ManualClock) -> None:
     accepted = await submit(env, 30)
     for _ in range(5):
         clock.advance(60)
@@ -47,7 +47,7 @@ async def test_a_run_that_does_not_move_is_not_sampled(env: Context, clock: Manu
     assert await samples_of(env, accepted.run) == []
 
 
-async def test_where_calls_are_billed_a_sample_needs_a_hundred_tasks(
+async def test_with_billed_calls_a_sample_needs_a_hundred_tasks(
     env: Context, clock: ManualClock
 ) -> None:
     env = with_config(env, sample_tasks_min=100)
@@ -60,9 +60,7 @@ async def test_where_calls_are_billed_a_sample_needs_a_hundred_tasks(
     assert [sample.successful for sample in await samples_of(env, accepted.run)] == [120]
 
 
-async def test_a_sample_that_lost_its_race_changes_nothing(
-    env: Context, clock: ManualClock
-) -> None:
+async def test_a_sample_that_loses_a_race_changes_nothing(env: Context, clock: ManualClock) -> None:
     accepted = await submit(env, 30)
     await work(env, accepted.run, count=10)
     clock.advance(60)
@@ -75,9 +73,7 @@ async def test_a_sample_that_lost_its_race_changes_nothing(
     assert len(await samples_of(env, accepted.run)) == 1
 
 
-async def test_no_sample_is_left_of_a_deleted_run_or_follows_its_deletion(
-    env: Context, clock: ManualClock
-) -> None:
+async def test_a_deleted_run_has_no_samples_and_gets_none(env: Context, clock: ManualClock) -> None:
     accepted = await submit(env, 30)
     await work(env, accepted.run, count=10)
     clock.advance(60)

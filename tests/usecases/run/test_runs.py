@@ -1,4 +1,4 @@
-"""Stopping, failing and pausing: gates first, then the work, then the flip."""
+"""Stopping, failing and pausing a run: first its counters, then the work, then its status."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ async def _claim_one(env: Context, run: Run) -> tuple[TaskRef, Claimed]:
     return message.ref, claim
 
 
-async def test_a_stop_ends_the_run_and_frees_its_job(env: Context, signals: SignalLog) -> None:
+async def test_a_stop_ends_the_run_and_clears_the_active_run_of_its_job(
+    env: Context, signals: SignalLog
+) -> None:
     accepted = await submit(env, 5)
     await work(env, accepted.run, count=2)
 
@@ -61,7 +63,7 @@ async def test_a_stop_ends_the_run_and_frees_its_job(env: Context, signals: Sign
     assert (await submit(env, 5, job_id=accepted.job.job_id)).job.active_run_id is None
 
 
-async def test_stopping_again_answers_the_same(env: Context) -> None:
+async def test_stopping_again_returns_the_same_result(env: Context) -> None:
     accepted = await submit(env, 5)
     first = await runs.stop(env, CALLER, accepted.job.job_id)
 
@@ -80,7 +82,7 @@ async def test_a_completed_run_cannot_be_stopped(env: Context) -> None:
     assert refusal.value.code == "run_not_stoppable"
 
 
-async def test_nothing_settles_once_a_stop_is_requested(env: Context) -> None:
+async def test_no_task_settles_once_a_stop_is_requested(env: Context) -> None:
     accepted = await submit(env, 2)
     ref, claim = await _claim_one(env, accepted.run)
     await env.commit(termination.request_stop(accepted.run, reason=None, now=env.now()))
@@ -93,7 +95,7 @@ async def test_nothing_settles_once_a_stop_is_requested(env: Context) -> None:
     assert (await check_counters(env, accepted.run)).done == 0
 
 
-async def test_a_task_can_be_handed_back_while_the_run_drains(env: Context) -> None:
+async def test_a_claim_can_be_released_while_the_run_drains(env: Context) -> None:
     accepted = await submit(env, 1)
     ref, claim = await _claim_one(env, accepted.run)
     await env.commit(termination.request_stop(accepted.run, reason=None, now=env.now()))
@@ -104,7 +106,7 @@ async def test_a_task_can_be_handed_back_while_the_run_drains(env: Context) -> N
     assert (row.status, row.attempts, row.claim) == (TaskStatus.PENDING, 0, 1)
 
 
-async def test_nothing_of_a_stopped_run_changes_any_more(env: Context) -> None:
+async def test_no_task_of_a_stopped_run_changes(env: Context) -> None:
     accepted = await submit(env, 1)
     ref, claim = await _claim_one(env, accepted.run)
     await runs.stop(env, CALLER, accepted.job.job_id)
@@ -121,7 +123,9 @@ async def _stop(env: Context, job_id: str) -> None:
         await runs.stop(env, CALLER, job_id)
 
 
-async def test_a_stop_against_the_last_settle_ends_the_run_one_way_only(env: Context) -> None:
+async def test_a_stop_concurrent_with_the_last_settle_ends_the_run_in_one_way_only(
+    env: Context,
+) -> None:
     ends = set()
     for number in range(40):
         accepted = await submit(
@@ -144,7 +148,7 @@ async def test_a_stop_against_the_last_settle_ends_the_run_one_way_only(env: Con
 
 
 @pytest.mark.parametrize("when", list(When))
-async def test_a_stop_cut_off_at_any_call_is_finished_by_the_sweeper(
+async def test_a_stop_interrupted_at_any_call_is_finished_by_the_sweeper(
     env: Context, when: When
 ) -> None:
     at, goes_on = 0, True
@@ -164,7 +168,7 @@ async def test_a_stop_cut_off_at_any_call_is_finished_by_the_sweeper(
     assert at > 2
 
 
-async def test_an_account_error_fails_the_run_when_its_work_is_down(env: Context) -> None:
+async def test_an_account_error_fails_the_run_once_its_work_has_ended(env: Context) -> None:
     accepted = await submit(env, 2)
     await runs.fail(env, accepted.run, RunFailure.INSUFFICIENT_CREDITS, "none left")
     half = await run_of(env, accepted.run)
@@ -189,7 +193,7 @@ async def test_only_the_first_account_error_is_kept(env: Context) -> None:
     assert run.failure_detail == "first"
 
 
-async def test_a_look_leaves_a_run_that_is_being_stopped_to_whoever_stops_it(env: Context) -> None:
+async def test_a_completion_check_does_not_end_a_run_that_is_being_stopped(env: Context) -> None:
     accepted = await submit(env, 1)
     ref, claim = await _claim_one(env, accepted.run)
     result = await tasks.store_body(env, ref, claim, PAGE)
@@ -206,7 +210,7 @@ async def test_a_look_leaves_a_run_that_is_being_stopped_to_whoever_stops_it(env
     assert (ended.status, ended.stop_reason) == (RunStatus.COMPLETED, None)
 
 
-async def test_pausing_is_a_state_of_a_live_run(env: Context, signals: SignalLog) -> None:
+async def test_only_a_live_run_has_a_pause_state(env: Context, signals: SignalLog) -> None:
     accepted = await submit(env, 1)
 
     paused = await runs.set_pause(env, CALLER, accepted.job.job_id, PauseState.PAUSED)
@@ -237,12 +241,12 @@ async def test_work_in_flight_may_still_settle_while_paused(env: Context) -> Non
     assert (await run_of(env, accepted.run)).status is RunStatus.COMPLETED
 
 
-async def test_a_job_that_is_not_the_callers_cannot_be_stopped(env: Context) -> None:
+async def test_a_job_of_another_caller_cannot_be_stopped(env: Context) -> None:
     with pytest.raises(NotFound):
         await runs.stop(env, CALLER, a_ulid(5))
 
 
-async def test_a_stop_is_not_complete_before_unseen_workers_had_their_time(
+async def test_a_stop_waits_for_workers_that_may_not_have_read_the_run_yet(
     env: Context, autojump_clock: MockClock
 ) -> None:
     patient = replace(env, config=replace(env.config, unseen_s=4.0))

@@ -1,4 +1,4 @@
-"""Tasks: claimed by one at a time, retried within their budget, never settled twice."""
+"""Tasks: one worker at a time claims a task, attempts are bounded, and a task is settled once."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from tests.usecases.world import MISS, PAGE, a_page, check_counters, rows_of, ru
 
 
 @dataclass(frozen=True, slots=True)
-class OneAnswerLost:
-    """A store that did everything, and of the second change nobody hears."""
+class SecondAnswerLost:
+    """A store that applies all changes and loses the verdict of the second."""
 
     inner: Store
 
@@ -48,8 +48,8 @@ class OneAnswerLost:
 
 
 @dataclass(frozen=True, slots=True)
-class NoRoomForOne:
-    """A store that had no room for the first change, and did the others."""
+class FirstChangeThrottled:
+    """A store that throttles the first change and applies the others."""
 
     inner: Store
 
@@ -81,7 +81,7 @@ async def settle(env: Context, ref: TaskRef, claim: Claimed) -> settlement.Settl
     return settlement.settle_result(await env.commit(finish.change), claim.task)
 
 
-async def test_a_task_is_claimed_by_one_at_a_time(env: Context) -> None:
+async def test_a_task_is_claimed_by_one_worker_at_a_time(env: Context) -> None:
     ref = await a_ref_of(env, await submit(env, 1))
     first = await claim_row(env, ref)
 
@@ -90,22 +90,24 @@ async def test_a_task_is_claimed_by_one_at_a_time(env: Context) -> None:
     assert second == HeldByOther(until=first.task.claim_until)
 
 
-async def test_a_claim_whose_answer_is_lost_costs_those_beside_it_nothing(env: Context) -> None:
+async def test_a_claim_with_a_lost_answer_does_not_affect_the_others_of_its_call(
+    env: Context,
+) -> None:
     rows = await rows_of(env, (accepted := await submit(env, 3)).run)
     refs = [ref_to(row, accepted.job.job_id) for row in rows]
 
-    claims = await tasks.claim(replace(env, store=OneAnswerLost(env.store)), refs)
+    claims = await tasks.claim(replace(env, store=SecondAnswerLost(env.store)), refs)
 
     until = env.now() + limits.CLAIM_TTL_S
     assert [type(claim) for claim in claims] == [Claimed, HeldByOther, Claimed]
     assert claims[1] == HeldByOther(until=until)
 
 
-async def test_a_claim_that_the_store_had_no_room_for_is_nobodys(env: Context) -> None:
+async def test_a_throttled_claim_can_be_claimed_again_at_once(env: Context) -> None:
     rows = await rows_of(env, (accepted := await submit(env, 2)).run)
     refs = [ref_to(row, accepted.job.job_id) for row in rows]
 
-    claims = await tasks.claim(replace(env, store=NoRoomForOne(env.store)), refs)
+    claims = await tasks.claim(replace(env, store=FirstChangeThrottled(env.store)), refs)
 
     assert claims[0] == Throttled()
     assert isinstance(claims[1], Claimed)
@@ -146,7 +148,7 @@ def page(body: bytes) -> Scraped:
     return Scraped(status=200, content_type="text/html", body=body)
 
 
-async def test_a_zombie_cannot_write_over_the_winners_body(
+async def test_a_worker_that_lost_its_claim_cannot_overwrite_the_winners_body(
     env: Context, clock: ManualClock
 ) -> None:
     ref = await a_ref_of(env, await submit(env, 1))
@@ -174,7 +176,7 @@ async def test_settling_the_same_claim_twice_counts_once(env: Context) -> None:
     assert (await check_counters(env, accepted.run)).done == 1
 
 
-async def test_a_terminal_task_and_an_unknown_one_are_told_apart(env: Context) -> None:
+async def test_a_claim_distinguishes_a_terminal_task_from_an_unknown_one(env: Context) -> None:
     accepted = await submit(env, 1)
     ref = await a_ref_of(env, accepted)
     await settle(env, ref, await claim_row(env, ref))
@@ -201,7 +203,7 @@ async def test_a_task_is_tried_as_often_as_its_job_allows(
     await check_counters(env, accepted.run)
 
 
-async def test_a_retry_is_the_same_message_made_visible_later(
+async def test_a_retry_makes_the_same_message_visible_later(
     env: Context, clock: ManualClock
 ) -> None:
     accepted = await submit(env, 1)
@@ -215,7 +217,7 @@ async def test_a_retry_is_the_same_message_made_visible_later(
     assert (await run_of(env, accepted.run)).status is RunStatus.COMPLETED
 
 
-async def test_a_miss_that_cannot_be_helped_is_not_retried(env: Context) -> None:
+async def test_a_permanent_failure_is_not_retried(env: Context) -> None:
     accepted = await submit(env, 1)
 
     await work(env, accepted.run, lambda _: MISS)
@@ -224,7 +226,9 @@ async def test_a_miss_that_cannot_be_helped_is_not_retried(env: Context) -> None
     assert (row.status, row.attempts) == (TaskStatus.FAILED, 1)
 
 
-async def test_a_site_that_asks_for_time_gets_it(env: Context, clock: ManualClock) -> None:
+async def test_a_retry_waits_as_long_as_the_site_asked_for(
+    env: Context, clock: ManualClock
+) -> None:
     patient: NotScraped = msgspec.structs.replace(AGAIN, retry_after_s=1000.0)
     accepted = await submit(env, 1)
     await work(env, accepted.run, lambda _: patient)
@@ -237,9 +241,7 @@ async def test_a_site_that_asks_for_time_gets_it(env: Context, clock: ManualCloc
     assert await work(env, accepted.run) == 1
 
 
-async def test_a_task_that_kills_its_workers_ends_as_failed(
-    env: Context, clock: ManualClock
-) -> None:
+async def test_a_task_whose_workers_keep_dying_fails(env: Context, clock: ManualClock) -> None:
     accepted = await submit(env, 1)
     ref = await a_ref_of(env, accepted)
     claim = await claim_row(env, ref)
@@ -257,7 +259,7 @@ async def test_a_task_that_kills_its_workers_ends_as_failed(
     await check_counters(env, accepted.run)
 
 
-async def test_a_task_that_is_handed_back_has_lost_no_attempt(env: Context) -> None:
+async def test_a_released_claim_uses_up_no_attempt(env: Context) -> None:
     accepted = await submit(env, 1)
     ref = await a_ref_of(env, accepted)
     for _ in range(limits.LOST_WORKERS_MAX + 2):
@@ -268,9 +270,7 @@ async def test_a_task_that_is_handed_back_has_lost_no_attempt(env: Context) -> N
     assert (await claim_row(env, ref)).task.attempts == 0
 
 
-async def test_the_same_work_asked_for_twice_carries_the_same_identity(
-    env: Context, clock: ManualClock
-) -> None:
+async def test_a_request_has_one_identity_per_claim(env: Context, clock: ManualClock) -> None:
     accepted = await submit(env, 1)
     ref = await a_ref_of(env, accepted)
     first = await claim_row(env, ref)
@@ -283,7 +283,7 @@ async def test_the_same_work_asked_for_twice_carries_the_same_identity(
     assert identity != tasks.request_for(env, accepted.job, second).identity
 
 
-# First deliveries: a read instead of a write.
+# First deliveries are held after a read, without a write.
 
 
 async def receive_all(env: Context, accepted: Accepted, count: int = 1) -> list[Message]:
@@ -297,7 +297,7 @@ async def take_one(env: Context, message: Message) -> Claimed:
     return claim
 
 
-async def test_a_first_delivery_is_taken_without_a_write(env: Context) -> None:
+async def test_a_first_delivery_is_held_without_a_write(env: Context) -> None:
     accepted = await submit(env, 1)
     before = await rows_of(env, accepted.run)
     (message,) = await receive_all(env, accepted)
@@ -340,7 +340,7 @@ async def test_a_redelivered_message_is_claimed_and_its_first_worker_cannot_sett
     await check_counters(env, accepted.run)
 
 
-async def test_of_two_first_deliveries_of_one_task_one_settles(
+async def test_only_one_of_two_first_deliveries_of_a_task_settles(
     env: Context, clock: ManualClock
 ) -> None:
     accepted = await submit(env, 1)
@@ -366,7 +366,7 @@ async def test_a_second_message_of_a_task_in_one_batch_is_claimed_by_a_write(env
     assert [claim.task.claim for claim in claims if isinstance(claim, Claimed)] == [0, 1]
 
 
-async def test_a_free_first_delivery_is_released_without_a_write(env: Context) -> None:
+async def test_a_first_delivery_without_cost_is_released_without_a_write(env: Context) -> None:
     accepted = await submit(env, 1)
     before = await rows_of(env, accepted.run)
     (message,) = await receive_all(env, accepted)
@@ -377,7 +377,7 @@ async def test_a_free_first_delivery_is_released_without_a_write(env: Context) -
     assert await rows_of(env, accepted.run) == before
 
 
-async def test_a_paid_first_delivery_that_is_released_counts_its_cost(env: Context) -> None:
+async def test_a_released_first_delivery_with_a_cost_counts_it(env: Context) -> None:
     accepted = await submit(env, 1)
     (message,) = await receive_all(env, accepted)
     claim = await take_one(env, message)

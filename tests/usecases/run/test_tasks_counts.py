@@ -1,4 +1,4 @@
-"""The counts of a run add up to its total, whatever has happened to it so far."""
+"""The counts of a run add up to its total at any time."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def stats_of(run: Run, totals: Totals, leases: int) -> RunStats:
 
 @dataclass
 class History:
-    """One open job and the worker that has some of its tasks in hand."""
+    """The steps of an open job and of a worker that holds some of its tasks."""
 
     world: World
     job: Job
@@ -164,7 +164,7 @@ VERBS: dict[str, Callable[[History], Awaitable[None]]] = {
     steps=st.lists(st.sampled_from(WEIGHTED), min_size=1, max_size=40),
     count=st.sampled_from([4, LATER_FROM]),
 )
-async def test_the_counts_add_up_after_every_step_of_any_history(
+async def test_the_counts_add_up_after_every_step_of_a_random_history(
     steps: list[str], count: int
 ) -> None:
     history = await a_history(count)
@@ -179,7 +179,7 @@ async def test_the_counts_add_up_after_every_step_of_any_history(
         await check_counters(history.env, history.run)
 
 
-async def test_a_task_is_retrying_between_its_tries_and_only_then() -> None:
+async def test_a_task_counts_as_retrying_only_between_its_attempts() -> None:
     world = a_world()
     accepted = await submit(world.env, 1, max_attempts=3)
     history = History(world, accepted.job, accepted.run)
@@ -192,7 +192,7 @@ async def test_a_task_is_retrying_between_its_tries_and_only_then() -> None:
     assert seen == [0, 1, 1, 0, 1, 0, 1, 1, 0]
 
 
-async def test_a_claim_that_lapsed_after_a_first_try_is_counted_once() -> None:
+async def test_a_lapsed_claim_after_a_first_attempt_is_counted_once() -> None:
     world = a_world()
     accepted = await submit(world.env, 1)
     history = History(world, accepted.job, accepted.run)
@@ -204,7 +204,7 @@ async def test_a_claim_that_lapsed_after_a_first_try_is_counted_once() -> None:
     assert len(history.in_hand) == 1
 
 
-async def test_a_run_that_was_stopped_between_tries_has_nothing_retrying() -> None:
+async def test_a_run_stopped_between_attempts_has_no_retrying_tasks() -> None:
     world = a_world()
     accepted = await submit(world.env, 2)
     history = History(world, accepted.job, accepted.run)
@@ -216,7 +216,7 @@ async def test_a_run_that_was_stopped_between_tries_has_nothing_retrying() -> No
     assert (stats.retrying, stats.inflight, stats.pending, stats.total) == (0, 0, 2, 2)
 
 
-async def test_counters_younger_than_the_run_still_add_up() -> None:
+async def test_counters_that_are_newer_than_the_run_row_still_add_up() -> None:
     world = a_world()
     accepted = await submit(world.env, 2, is_open=True)
     await add(world.env, accepted.job, 3)

@@ -1,4 +1,4 @@
-"""Dry runs: refused like the real request, counted like it, and nothing is stored."""
+"""Dry runs: refused and counted like the real request, and nothing is stored."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from tests.usecases.world import LATER_FROM, missing, some_drafts, submit, with_
 BAD = TaskDraft(url="ftp://example.com/")
 
 
-def through_a_gateway(env: Context) -> Context:
-    """The same world, whose pages are fetched and charged for by a remote gateway."""
+def with_remote_gateway(env: Context) -> Context:
+    """The same ports, with a remote gateway that fetches pages and charges for them."""
     return with_config(env, targets=None)  # type: ignore[arg-type]
 
 
@@ -49,7 +49,7 @@ async def jobs_count(env: Context) -> int:
 
 
 @pytest.mark.parametrize("count", [3, 120, LATER_FROM])
-async def test_a_rehearsed_submit_returns_its_run_and_stores_nothing(
+async def test_a_dry_run_of_a_submit_returns_its_run_and_stores_nothing(
     env: Context, count: int
 ) -> None:
     rehearsed = await rehearse(env, submitting(Submission(drafts=some_drafts(count))))
@@ -61,7 +61,7 @@ async def test_a_rehearsed_submit_returns_its_run_and_stores_nothing(
     assert await env.blobs.delete_prefix(f"sources/{rehearsed.run.job_id}") == 0
 
 
-async def test_a_rehearsal_is_refused_like_the_request_itself(env: Context) -> None:
+async def test_a_dry_run_is_refused_like_the_request_itself(env: Context) -> None:
     request = Submission(drafts=[*some_drafts(2), BAD])
 
     details = []
@@ -73,7 +73,7 @@ async def test_a_rehearsal_is_refused_like_the_request_itself(env: Context) -> N
     assert details[0] == details[1]
 
 
-async def test_a_rehearsed_schedule_is_one_for_later_runs(env: Context) -> None:
+async def test_a_dry_run_of_a_schedule_counts_its_tasks_and_stores_no_job(env: Context) -> None:
     job_id = JobId(env.new_id())
 
     rehearsed = await rehearse(
@@ -92,7 +92,7 @@ async def test_a_rehearsed_schedule_is_one_for_later_runs(env: Context) -> None:
     assert await env.store.read(JobKey(job_id)) is None
 
 
-async def test_a_rehearsal_reads_an_uploaded_list_and_leaves_it_for_the_request(
+async def test_a_dry_run_reads_an_uploaded_list_and_keeps_it(
     env: Context,
 ) -> None:
     slot = await upload.create(
@@ -127,7 +127,7 @@ class FullBlobs:
 
 
 @pytest.mark.parametrize("count", [3, 120])
-async def test_full_storage_refuses_a_rehearsal(env: Context, count: int) -> None:
+async def test_full_storage_refuses_a_dry_run(env: Context, count: int) -> None:
     full = replace(env, blobs=cast("Blobs", FullBlobs(env.blobs)))
 
     with pytest.raises(StorageFull):
@@ -149,20 +149,20 @@ async def test_a_preview_counts_invalid_lines_by_reason_and_shows_the_first(env:
     assert indexes == list(range(3, 3 + limits.INVALID_TASKS_SHOWN_MAX))
 
 
-async def test_only_valid_lines_of_a_gateway_have_a_price(env: Context) -> None:
+async def test_only_valid_lines_fetched_by_a_remote_gateway_have_a_price(env: Context) -> None:
     rendered = TaskDraft(url="https://example.com/", params={"js_render": "true"})
     request = Submission(drafts=[rendered, *some_drafts(1), BAD], params=Params({}, None))
 
-    preview = await preview_submit(through_a_gateway(env), request)
+    preview = await preview_submit(with_remote_gateway(env), request)
 
     assert preview.price == PriceRange(6, 6)
     assert (await preview_submit(env, request)).price == FREE
 
 
-async def test_a_preview_of_a_rerun_counts_as_the_rerun_does(env: Context) -> None:
+async def test_a_preview_of_a_rerun_has_the_counts_of_the_rerun(env: Context) -> None:
     first = await submit(env, 5)
     await work(env, first.run, missing([0, 1]))
-    charged, job_id = through_a_gateway(env), first.job.job_id
+    charged, job_id = with_remote_gateway(env), first.job.job_id
     choice = RerunFilter(retry=frozenset({TaskStatus.FAILED}))
 
     async def attempt(pretended: Context) -> object:

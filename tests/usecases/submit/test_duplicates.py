@@ -1,4 +1,4 @@
-"""Duplicates of a list share one fetch, whatever happens to it (SPEC.md 4.23)."""
+"""Duplicates within a list share one fetch, whatever happens to it (SPEC.md 4.23)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LIST = [A, B, "https://EXAMPLE.com:443/a#x", A, "https://example.com/./b", A]
 
 
 def chunked(world: World, lines: int) -> World:
-    """A world that ingests a list in chunks of so many lines."""
+    """The ports with a chunk size of so many lines."""
     config = RuntimeConfig(
         targets=TargetPolicy(), at_once_max=0, sync_tasks_max=1, chunk_tasks=lines
     )
@@ -42,7 +42,7 @@ def by_index(tasks: Sequence[Task]) -> list[Task]:
 
 
 @pytest.mark.parametrize("chunk_tasks", [1, 2, 100, None])
-async def test_duplicates_are_fetched_once_and_say_so(
+async def test_duplicates_are_fetched_once_and_name_their_original(
     autojump_clock: MockClock, chunk_tasks: int | None
 ) -> None:
     world = make_world()
@@ -125,7 +125,7 @@ async def test_a_rerun_of_a_stopped_run_shares_fetches_again(autojump_clock: Moc
     assert (await audit(world.env, run)).is_ok
 
 
-async def test_a_duplicate_costs_nothing_and_takes_no_turn_at_its_host(
+async def test_a_duplicate_has_no_cost_and_uses_no_turn_at_its_host(
     autojump_clock: MockClock,
 ) -> None:
     world = make_world()
@@ -155,7 +155,9 @@ async def test_a_duplicate_waits_while_its_original_is_retried(autojump_clock: M
     assert all(task.claim == task.attempts + task.handed_back for task in tasks)
 
 
-async def test_other_headers_bodies_and_lists_are_no_duplicates(autojump_clock: MockClock) -> None:
+async def test_tasks_with_other_headers_or_bodies_or_of_other_lists_are_no_duplicates(
+    autojump_clock: MockClock,
+) -> None:
     world = make_world()
     post = {"method": "POST"}
     drafts = [
@@ -187,7 +189,7 @@ async def test_other_headers_bodies_and_lists_are_no_duplicates(autojump_clock: 
     assert shared == {3: ids[1], 6: ids[4]}
 
 
-async def test_an_interrupted_ingest_names_the_same_originals(autojump_clock: MockClock) -> None:
+async def test_an_interrupted_ingest_chooses_the_same_originals(autojump_clock: MockClock) -> None:
     plain, interrupted = chunked(make_world(), 2), chunked(make_world(), 2)
     faults = Faults(after=Counter(put_chunk=3))
     world = replace(
@@ -206,7 +208,7 @@ async def test_an_interrupted_ingest_names_the_same_originals(autojump_clock: Mo
 
 
 async def test_an_original_whose_message_is_lost_is_sent_again(autojump_clock: MockClock) -> None:
-    """Found by the simulator (seed 81021 of AWS): its duplicates waited for it for ever."""
+    """Found by the simulator (seed 81021 of AWS): the duplicates waited for it without end."""
     world = make_world()
     accepted = await world.submit([A, A, A], dedup=True)
     original = by_index(await world.tasks(accepted))[0].task_id

@@ -1,4 +1,4 @@
-"""Submitting: three paths, one outcome; a retry finishes what was begun."""
+"""Submitting: lists of every size have the same outcome, and a retry finishes what was begun."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def _ingest_what_is_open(env: Context, job_id: JobId, run_id: RunId) -> No
 
 
 @pytest.mark.parametrize("count", THREE_PATHS)
-async def test_a_list_becomes_tasks_and_completes_whatever_its_path(
+async def test_a_list_becomes_tasks_and_the_run_completes_for_every_size(
     env: Context, count: int
 ) -> None:
     accepted = await submit(env, count)
@@ -66,7 +66,7 @@ def urls_of_drafts(count: int) -> list[str]:
 
 
 @pytest.mark.parametrize(("count", "is_later"), [(3, False), (120, False), (LATER_FROM, True)])
-async def test_only_a_large_list_is_left_for_later(
+async def test_only_a_large_list_is_ingested_after_the_answer(
     env: Context, signals: SignalLog, count: int, is_later: bool
 ) -> None:
     accepted = await submit(env, count)
@@ -79,7 +79,7 @@ async def test_only_a_large_list_is_left_for_later(
     assert ("run_changed", accepted.run.run_id) in signals.said
 
 
-async def test_small_closed_jobs_have_one_shard_and_others_are_spread(env: Context) -> None:
+async def test_small_closed_jobs_have_one_shard_and_others_have_several(env: Context) -> None:
     small = await submit(env, 3)
     growing = await submit(env, 3, is_open=True)
     large = await submit(env, LATER_FROM)
@@ -103,7 +103,7 @@ async def test_a_closed_job_without_tasks_is_refused(env: Context) -> None:
     assert refusal.value.pointer == "/tasks"
 
 
-async def test_one_bad_line_refuses_the_list_and_creates_nothing(env: Context) -> None:
+async def test_one_invalid_line_refuses_the_list_and_creates_nothing(env: Context) -> None:
     drafts = [*some_drafts(2), TaskDraft(url="ftp://example.com/"), TaskDraft(url=5)]
     job_id = JobId(env.new_id())
 
@@ -115,7 +115,7 @@ async def test_one_bad_line_refuses_the_list_and_creates_nothing(env: Context) -
 
 
 @pytest.mark.parametrize("count", THREE_PATHS)
-async def test_submitting_again_under_the_same_id_finds_the_same_job(
+async def test_submitting_again_under_the_same_id_returns_the_same_job(
     env: Context, count: int
 ) -> None:
     job_id = JobId(env.new_id())
@@ -132,7 +132,7 @@ async def test_submitting_again_under_the_same_id_finds_the_same_job(
 @pytest.mark.slow
 @pytest.mark.parametrize("when", list(When))
 @pytest.mark.parametrize("count", THREE_PATHS)
-async def test_a_submit_cut_off_at_any_call_is_finished_by_a_retry(
+async def test_a_submit_interrupted_at_any_call_is_finished_by_a_retry(
     env: Context, count: int, when: When
 ) -> None:
     at, goes_on = 0, True
@@ -159,7 +159,7 @@ async def test_a_submit_cut_off_at_any_call_is_finished_by_a_retry(
 
 
 @pytest.mark.parametrize("count", THREE_PATHS)
-async def test_submits_under_one_id_at_the_same_time_make_one_job(env: Context, count: int) -> None:
+async def test_concurrent_submits_under_one_id_create_one_job(env: Context, count: int) -> None:
     for number in range(10):
         answers: list[Accepted] = []
         job_id = JobId(a_ulid(2000 + number))
@@ -181,5 +181,5 @@ async def test_submits_under_one_id_at_the_same_time_make_one_job(env: Context, 
 async def test_the_queue_of_a_run_is_created_with_it(env: Context) -> None:
     accepted = await submit(env, 0, is_open=True)
 
-    # A queue that does not exist raises QueueGone.
+    # Receiving from a queue that does not exist raises QueueGone.
     assert await env.queue.receive(accepted.run.run_id, count_max=1, visibility_s=60) == []

@@ -1,4 +1,4 @@
-"""Open jobs: lists come one by one, closing excludes adding, and the closer looks."""
+"""Open jobs: lists are added one by one, and closing excludes adding."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.usecases.world import (
 
 
 @pytest.mark.parametrize("count", [3, 120])
-async def test_an_added_list_is_in_place_when_the_answer_comes(env: Context, count: int) -> None:
+async def test_an_added_list_is_admitted_before_the_answer(env: Context, count: int) -> None:
     opened = await submit(env, 2, is_open=True)
 
     accepted = await add(env, opened.job, count)
@@ -43,7 +43,7 @@ async def test_an_added_list_is_in_place_when_the_answer_comes(env: Context, cou
     await check_counters(env, accepted.run)
 
 
-async def test_a_long_list_is_added_now_and_ingested_later(world: World) -> None:
+async def test_a_long_list_is_accepted_now_and_ingested_later(world: World) -> None:
     env = world.env
     opened = await submit(env, 2, is_open=True)
 
@@ -62,7 +62,7 @@ async def test_a_long_list_is_added_now_and_ingested_later(world: World) -> None
     await check_counters(env, ended)
 
 
-async def test_an_open_run_that_is_idle_is_pending_until_it_is_fed(env: Context) -> None:
+async def test_an_idle_open_run_is_pending_until_tasks_are_added(env: Context) -> None:
     opened = await submit(env, 2, is_open=True)
     await work(env, opened.run)
     idle = await run_of(env, opened.run)
@@ -97,7 +97,7 @@ async def test_closing_a_job_without_tasks_completes_it(env: Context) -> None:
     assert job.active_run_id is None
 
 
-async def test_closing_after_the_last_settle_completes_the_run(env: Context) -> None:
+async def test_closing_a_job_after_its_last_settle_completes_the_run(env: Context) -> None:
     opened = await submit(env, 3, is_open=True)
     await work(env, opened.run)
 
@@ -106,7 +106,7 @@ async def test_closing_after_the_last_settle_completes_the_run(env: Context) -> 
     assert (await run_of(env, opened.run)).status is RunStatus.COMPLETED
 
 
-async def test_closing_again_changes_nothing(env: Context) -> None:
+async def test_closing_a_job_again_changes_nothing(env: Context) -> None:
     opened = await submit(env, 1, is_open=True)
     first = await jobs.close(env, CALLER, opened.job.job_id)
 
@@ -125,7 +125,7 @@ async def test_an_open_job_whose_run_was_stopped_can_be_closed(env: Context) -> 
     assert (await run_of(env, opened.run)).status is RunStatus.STOPPED
 
 
-async def test_an_open_job_whose_only_run_is_gone_can_be_closed(env: Context) -> None:
+async def test_an_open_job_whose_only_run_was_deleted_can_be_closed(env: Context) -> None:
     opened = await submit(env, 1, is_open=True)
     await runs.stop(env, CALLER, opened.job.job_id)
     await runs.delete_run(env, CALLER, opened.job.job_id, opened.run.run_id)
@@ -135,7 +135,7 @@ async def test_an_open_job_whose_only_run_is_gone_can_be_closed(env: Context) ->
     assert job.status is JobStatus.CLOSED
 
 
-async def test_a_closed_job_takes_no_more_tasks(env: Context) -> None:
+async def test_a_closed_job_accepts_no_more_tasks(env: Context) -> None:
     opened = await submit(env, 1, is_open=True)
     await jobs.close(env, CALLER, opened.job.job_id)
 
@@ -146,7 +146,7 @@ async def test_a_closed_job_takes_no_more_tasks(env: Context) -> None:
     assert len(await rows_of(env, opened.run)) == 1
 
 
-async def test_a_stopped_run_takes_no_more_tasks(env: Context) -> None:
+async def test_a_stopped_run_accepts_no_more_tasks(env: Context) -> None:
     opened = await submit(env, 1, is_open=True)
     await runs.stop(env, CALLER, opened.job.job_id)
 
@@ -156,14 +156,16 @@ async def test_a_stopped_run_takes_no_more_tasks(env: Context) -> None:
     assert refusal.value.code == "job_not_open"
 
 
-async def test_an_empty_list_is_not_a_batch(env: Context) -> None:
+async def test_an_empty_list_creates_no_batch(env: Context) -> None:
     opened = await submit(env, 1, is_open=True)
 
     with pytest.raises(InvalidArgument):
         await add(env, opened.job, 0)
 
 
-async def test_adding_while_the_first_list_is_ingested_is_put_off(env: Context) -> None:
+async def test_adding_tasks_while_the_first_list_is_ingested_is_a_conflict_to_retry(
+    env: Context,
+) -> None:
     opened = await submit(env, LATER_FROM, is_open=True)
 
     with pytest.raises(Conflict) as refusal:
@@ -185,7 +187,7 @@ async def test_adding_under_the_same_batch_id_adds_once(env: Context) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("when", list(When))
 @pytest.mark.parametrize("count", [3, 120])
-async def test_an_addition_cut_off_at_any_call_is_finished_by_a_retry(
+async def test_an_addition_interrupted_at_any_call_is_finished_by_a_retry(
     env: Context, count: int, when: When
 ) -> None:
     at, goes_on = 0, True
@@ -213,7 +215,7 @@ async def _try_to_add(env: Context, job: Job, added: list[int]) -> None:
         added.append((await add(env, job, 4)).accepted)
 
 
-async def test_adding_and_closing_at_once_leave_no_task_behind(env: Context) -> None:
+async def test_concurrent_adding_and_closing_leaves_no_task_unfinished(env: Context) -> None:
     for number in range(20):
         opened = await submit(env, 1, is_open=True, job_id=JobId(a_ulid(3000 + number)))
         added: list[int] = []
@@ -229,7 +231,7 @@ async def test_adding_and_closing_at_once_leave_no_task_behind(env: Context) -> 
         await check_counters(env, run)
 
 
-async def test_a_list_of_a_closed_job_that_was_admitted_before_is_still_ingested(
+async def test_a_list_admitted_before_its_job_was_closed_is_still_ingested(
     env: Context,
 ) -> None:
     opened = await submit(env, 1, is_open=True)

@@ -1,4 +1,5 @@
-"""Deleting: gone for every reader at once, and gone for good after the scrubs."""
+"""Deleting a job: readers do not find it any more at once, and its data is removed by later
+passes."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ from tests.usecases.world import (
 
 
 async def a_busy_job(env: Context, number: int = 500) -> Accepted:
-    """A job in the middle of things: some tasks done, one in hand, a list in the blobs."""
+    """A busy job: some tasks done, one in flight, and a staged list."""
     accepted = await submit(
         env,
         120,
@@ -72,7 +73,7 @@ async def a_busy_job(env: Context, number: int = 500) -> Accepted:
 
 
 async def leftovers(world: World, accepted: Accepted) -> dict[str, int]:
-    """Everything of a job that is still anywhere, its tombstone and scrub apart."""
+    """Counts everything that is left of a job, except its tombstone and its deletion intent."""
     env, job_id, run_id = world.env, accepted.job.job_id, accepted.run.run_id
     due = DueNotices(statuses=frozenset({NoticeStatus.DUE}), due_by=1e12, limit=1000)
     depth = await env.queue.depth(run_id)
@@ -95,7 +96,7 @@ async def leftovers(world: World, accepted: Accepted) -> dict[str, int]:
     }
 
 
-async def test_a_deleted_job_is_gone_for_every_reader_at_once(env: Context) -> None:
+async def test_a_deleted_job_is_not_found_by_any_reader(env: Context) -> None:
     accepted = await a_busy_job(env)
 
     await jobs.delete(env, CALLER, accepted.job.job_id)
@@ -111,7 +112,7 @@ async def test_a_deleted_job_is_gone_for_every_reader_at_once(env: Context) -> N
             await act
 
 
-async def test_deleting_again_is_fine_for_its_owner_only(env: Context) -> None:
+async def test_a_job_can_be_deleted_twice_by_its_owner_only(env: Context) -> None:
     accepted = await a_busy_job(env)
     await jobs.delete(env, CALLER, accepted.job.job_id)
 
@@ -122,7 +123,7 @@ async def test_deleting_again_is_fine_for_its_owner_only(env: Context) -> None:
         await jobs.delete(env, OTHER_CALLER, accepted.job.job_id)
 
 
-async def test_links_to_results_die_with_their_job(env: Context) -> None:
+async def test_links_to_results_are_invalid_after_their_job_was_deleted(env: Context) -> None:
     accepted = await submit(env, 1)
     await work(env, accepted.run)
     (row,) = await rows_of(env, accepted.run)
@@ -137,7 +138,7 @@ async def test_links_to_results_die_with_their_job(env: Context) -> None:
         await results.run_by_link(env, *place, token)
 
 
-async def test_a_tombstone_holds_no_customer_data(env: Context) -> None:
+async def test_a_tombstone_contains_no_customer_data(env: Context) -> None:
     accepted = await a_busy_job(env)
 
     await jobs.delete(env, CALLER, accepted.job.job_id)
@@ -163,7 +164,7 @@ async def test_work_in_flight_on_a_deleted_job_changes_nothing(env: Context) -> 
     assert (await check_counters(env, accepted.run)).done == 0
 
 
-async def test_the_scrubs_leave_nothing_but_a_tombstone_and_then_not_even_that(
+async def test_deletion_passes_remove_everything_but_the_tombstone_and_finally_the_tombstone(
     world: World, env: Context, clock: ManualClock
 ) -> None:
     accepted = await a_busy_job(env)
@@ -191,7 +192,9 @@ async def test_the_scrubs_leave_nothing_but_a_tombstone_and_then_not_even_that(
 
 
 @pytest.mark.parametrize("is_job", [True, False])
-async def test_lists_go_wherever_they_lie(world: World, env: Context, *, is_job: bool) -> None:
+async def test_staged_lists_are_deleted_under_current_and_earlier_keys(
+    world: World, env: Context, *, is_job: bool
+) -> None:
     accepted = await submit(env, 120)
     job_id, run_id = accepted.job.job_id, accepted.run.run_id
     await work(env, accepted.run)
@@ -211,7 +214,7 @@ async def test_lists_go_wherever_they_lie(world: World, env: Context, *, is_job:
 
 
 @pytest.mark.parametrize("key", ["sources/1/1/0", "jobs/1/sources/1/0"])
-async def test_a_list_is_read_where_its_batch_says_that_it_lies(env: Context, key: str) -> None:
+async def test_a_list_is_read_under_the_key_that_its_batch_names(env: Context, key: str) -> None:
     accepted = await submit(env, LATER_FROM)
     run = accepted.run
     (batch,) = await env.store.find(BatchesOf(job_id=run.job_id, run_id=run.run_id))
@@ -230,7 +233,7 @@ async def test_a_list_is_read_where_its_batch_says_that_it_lies(env: Context, ke
 
 @pytest.mark.slow
 @pytest.mark.parametrize("when", list(When))
-async def test_a_deletion_cut_off_at_any_call_still_leaves_nothing(when: When) -> None:
+async def test_a_deletion_interrupted_at_any_call_leaves_nothing(when: When) -> None:
     at, goes_on = 0, True
     while goes_on:
         at += 1
@@ -245,7 +248,7 @@ async def test_a_deletion_cut_off_at_any_call_still_leaves_nothing(when: When) -
             await reconcile.delete_due(faulty)
         with suppress(NotFound):
             await jobs.delete(env, CALLER, accepted.job.job_id)
-        clock.advance(limits.DELETION_CLAIM_S + 1)  # Of who was cut off.
+        clock.advance(limits.DELETION_CLAIM_S + 1)  # The claim of the interrupted process lapses.
         await reconcile.delete_due(env)
         clock.advance(limits.SECOND_DELETION_PASS_S + 1)
         await reconcile.delete_due(env)
@@ -258,23 +261,24 @@ async def test_a_deletion_cut_off_at_any_call_still_leaves_nothing(when: When) -
 
 @dataclass(frozen=True, slots=True)
 class SlowStore(FaultyStore):
-    """Every bite takes a while, in which somebody else comes by. In the first the clock is set."""
+    """Each call takes some time, in which another process runs its deletions. During the first call
+    the clock is set."""
 
     env: Context
     clock: ManualClock
     takes_s: float
     step_s: float
-    bites: list[int] = field(default_factory=list)
+    deleted_counts: list[int] = field(default_factory=list)
 
     async def delete_run_rows(self, job_id: JobId, run_id: RunId | None, *, limit: int) -> int:
         self.clock.advance(self.takes_s)
-        if not self.bites:
+        if not self.deleted_counts:
             self.clock.step(self.step_s)
         if self.takes_s < limits.DELETION_CLAIM_S:
             await reconcile.delete_due(self.env)
-        gone = await self.inner.delete_run_rows(job_id, run_id, limit=limit)
-        self.bites.append(gone)
-        return gone
+        deleted = await self.inner.delete_run_rows(job_id, run_id, limit=limit)
+        self.deleted_counts.append(deleted)
+        return deleted
 
 
 def a_slow_store(world: World, *, takes_s: float, step_s: float = 0.0) -> SlowStore:
@@ -282,7 +286,7 @@ def a_slow_store(world: World, *, takes_s: float, step_s: float = 0.0) -> SlowSt
     return SlowStore(world.env.store, never, world.env, world.clock, takes_s, step_s)
 
 
-async def test_what_one_scrubs_the_others_leave_alone(
+async def test_a_deletion_in_progress_is_not_repeated_by_other_processes(
     world: World, env: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reconcile, "_DELETION_ROWS", 50)
@@ -294,12 +298,12 @@ async def test_what_one_scrubs_the_others_leave_alone(
 
     rest = await leftovers(world, accepted)
     assert not any(rest.values()), rest
-    assert sum(slow.bites) >= 120
+    assert sum(slow.deleted_counts) >= 120
     assert not is_left
 
 
 @pytest.mark.parametrize("step_s", [0.0, -86_400.0])
-async def test_a_large_scrub_has_its_turn_and_goes_on_in_the_next(
+async def test_a_large_deletion_stops_after_its_claim_time_and_continues_in_the_next_call(
     world: World, env: Context, monkeypatch: pytest.MonkeyPatch, step_s: float
 ) -> None:
     monkeypatch.setattr(reconcile, "_DELETION_ROWS", 50)
@@ -313,11 +317,11 @@ async def test_a_large_scrub_has_its_turn_and_goes_on_in_the_next(
 
     rest = await leftovers(world, accepted)
     assert not any(rest.values()), rest
-    assert turns == len([gone for gone in slow.bites if gone]) + 1 > 2
+    assert turns == len([deleted for deleted in slow.deleted_counts if deleted]) + 1 > 2
 
 
 @pytest.mark.parametrize("is_job", [True, False])
-async def test_the_last_pass_removes_what_workers_of_an_earlier_release_left(
+async def test_the_last_pass_removes_rows_that_workers_of_an_earlier_release_left(
     env: Context, clock: ManualClock, *, is_job: bool
 ) -> None:
     accepted = await submit(env, 3)
@@ -331,7 +335,7 @@ async def test_the_last_pass_removes_what_workers_of_an_earlier_release_left(
     await reconcile.delete_due(env)
     clock.advance(limits.SECOND_DELETION_PASS_S + 1)
     await reconcile.delete_due(env)
-    # Their program has no samples, so it removes none.
+    # Earlier releases know no samples, so they delete none.
     sample = CounterSample(job_id=job_id, run_id=run_id, minute=1, at=env.now())
     key = SampleKey(job_id, run_id, 1)
     await env.commit(Change((Insert(key, sample),)))

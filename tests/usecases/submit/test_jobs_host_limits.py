@@ -1,4 +1,4 @@
-"""Host limits of a job: changed by its owner only, and kept on the job."""
+"""The host limits of a job: stored in the job, and changed by its owner only."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ SLOW = HostLimits(every=HostLimit(concurrency=1))
 FAST = HostLimits(every=HostLimit(concurrency=8))
 
 
-async def test_changed_limits_are_those_of_the_job_from_now_on(
-    env: Context, clock: ManualClock
-) -> None:
+async def test_changed_host_limits_are_stored_in_the_job(env: Context, clock: ManualClock) -> None:
     accepted = await submit(env, 1, host_limits=SLOW)
     clock.advance(1)
 
@@ -30,7 +28,7 @@ async def test_changed_limits_are_those_of_the_job_from_now_on(
     assert await run_of(env, accepted.run) == accepted.run
 
 
-async def test_limits_can_be_removed(env: Context) -> None:
+async def test_host_limits_can_be_removed(env: Context) -> None:
     accepted = await submit(env, 1, host_limits=SLOW)
 
     await set_host_limits(env, CALLER, accepted.job.job_id, None)
@@ -38,7 +36,7 @@ async def test_limits_can_be_removed(env: Context) -> None:
     assert (await load_owned_job(env, CALLER, accepted.job.job_id)).host_limits is None
 
 
-async def test_only_the_owner_of_an_existing_job_changes_its_limits(env: Context) -> None:
+async def test_only_the_owner_of_an_existing_job_changes_its_host_limits(env: Context) -> None:
     mine, gone = await submit(env, 1), await submit(env, 1)
     await jobs.delete(env, CALLER, gone.job.job_id)
 

@@ -1,4 +1,4 @@
-"""Staging: bad lines refuse a list or become failed tasks, and secrets are stored sealed."""
+"""Staging: invalid lines refuse a list or become failed tasks, and secrets are stored encrypted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ BAD = [
     TaskDraft(url="https://example.com/x", external_id="kept", method="PATCH"),
     TaskDraft(url="https://u:secret@example.com/?token"),
 ]
-# One list per path: at once, staged and ingested before the answer, and after it.
+# One list size for each way of admission: inline, staged and ingested before the answer, and staged
+# and ingested after it.
 COUNTS = [10, 100, LATER_FROM]
 
 
@@ -51,7 +52,7 @@ async def ingest_rest(env: Context, accepted: Accepted) -> None:
 
 
 @pytest.mark.parametrize("count", COUNTS)
-async def test_bad_lines_of_a_submit_become_failed_tasks_on_every_path(
+async def test_invalid_lines_of_a_submit_become_failed_tasks_for_every_list_size(
     env: Context, count: int
 ) -> None:
     accepted = await submit(env, make_mixed(count))
@@ -80,7 +81,7 @@ async def test_bad_lines_of_a_submit_become_failed_tasks_on_every_path(
 
 
 @pytest.mark.parametrize("count", COUNTS)
-async def test_bad_lines_that_are_added_become_failed_tasks_too(env: Context, count: int) -> None:
+async def test_invalid_lines_that_are_added_become_failed_tasks(env: Context, count: int) -> None:
     job = (await submit(env, [], is_open=True)).job
 
     added = await jobs.add_tasks(
@@ -102,7 +103,7 @@ async def test_bad_lines_that_are_added_become_failed_tasks_too(env: Context, co
 
 
 @pytest.mark.parametrize("count", COUNTS)
-async def test_a_rerun_refuses_bad_lines_again_and_fetches_none_of_them(
+async def test_a_rerun_refuses_invalid_lines_again_and_fetches_none_of_them(
     env: Context, count: int
 ) -> None:
     first = await submit(env, make_mixed(count))
@@ -121,7 +122,7 @@ async def test_a_rerun_refuses_bad_lines_again_and_fetches_none_of_them(
     assert (await run_of(env, second.run)).status is RunStatus.COMPLETED
 
 
-async def test_a_rerun_of_nothing_but_bad_lines_is_complete_at_once(env: Context) -> None:
+async def test_a_rerun_of_only_invalid_lines_is_complete_at_once(env: Context) -> None:
     first = await submit(env, BAD)
 
     second = await rerun.rerun(env, CALLER, first.job.job_id, run_id=RunId(env.new_id()))
@@ -129,14 +130,14 @@ async def test_a_rerun_of_nothing_but_bad_lines_is_complete_at_once(env: Context
     assert (await run_of(env, second.run)).status is RunStatus.COMPLETED
 
 
-async def test_a_job_of_nothing_but_bad_lines_is_complete_at_once(env: Context) -> None:
+async def test_a_job_of_only_invalid_lines_is_complete_at_once(env: Context) -> None:
     accepted = await submit(env, BAD)
 
     assert accepted.run.status is RunStatus.COMPLETED
     assert (accepted.run.total, accepted.totals.failed) == (len(BAD), len(BAD))
 
 
-async def test_without_leave_to_skip_the_list_is_refused(env: Context) -> None:
+async def test_a_list_with_invalid_lines_is_refused_by_default(env: Context) -> None:
     with pytest.raises(InvalidTasks) as caught:
         await jobs.submit(
             env, CALLER, Submission(drafts=make_mixed(10)), job_id=JobId(env.new_id())
@@ -146,7 +147,7 @@ async def test_without_leave_to_skip_the_list_is_refused(env: Context) -> None:
     assert [task.index for task in caught.value.invalid_tasks] == [0, 1, 2, 3]
 
 
-async def test_only_the_first_hundred_bad_lines_are_named(env: Context) -> None:
+async def test_only_the_first_hundred_invalid_lines_are_listed(env: Context) -> None:
     drafts = [TaskDraft(url="nope")] * 250
 
     with pytest.raises(InvalidTasks) as refusal:
@@ -156,7 +157,7 @@ async def test_only_the_first_hundred_bad_lines_are_named(env: Context) -> None:
     assert "250 of 250" in refusal.value.detail
 
 
-async def test_secrets_are_sealed_on_every_row_and_opened_for_the_fetch(env: Context) -> None:
+async def test_secrets_are_encrypted_in_every_row_and_decrypted_for_the_fetch(env: Context) -> None:
     draft = TaskDraft(
         url="https://example.com/",
         method="POST",
@@ -183,7 +184,7 @@ async def test_secrets_are_sealed_on_every_row_and_opened_for_the_fetch(env: Con
     }
 
 
-async def test_a_staged_list_keeps_secrets_sealed(env: Context) -> None:
+async def test_a_staged_list_contains_encrypted_secrets_only(env: Context) -> None:
     drafts = [
         TaskDraft(url="https://example.com/", params={"custom_headers": {"Cookie": "CANARY"}})
     ] * 120
@@ -196,7 +197,7 @@ async def test_a_staged_list_keeps_secrets_sealed(env: Context) -> None:
     assert b"CANARY" not in text
 
 
-async def test_a_sealed_secret_opens_for_its_own_job_only(env: Context) -> None:
+async def test_an_encrypted_secret_can_be_decrypted_for_its_own_job_only(env: Context) -> None:
     one, other = await world.submit(env, 1, api_key="k"), await world.submit(env, 1, api_key="k")
 
     opened = staging.unseal_secrets(env, one.job, "auth", one.job.auth_sealed)
@@ -207,14 +208,14 @@ async def test_a_sealed_secret_opens_for_its_own_job_only(env: Context) -> None:
 
 
 def validator_for(env: Context, job: Job, drafts: list[TaskDraft]) -> StreamingValidator:
-    """A validator that took these lines in two parts."""
+    """A validator that has checked these lines in two calls."""
     validator = StreamingValidator(env, job)
     validator.take(drafts[:2])
     validator.take(drafts[2:])
     return validator
 
 
-async def test_lines_that_arrive_in_parts_are_numbered_as_one_list(env: Context) -> None:
+async def test_lines_that_are_validated_in_parts_are_numbered_as_one_list(env: Context) -> None:
     job = (await submit(env, [], is_open=True)).job
     validator = validator_for(env, job, [*some_drafts(3), *BAD])
 
@@ -226,7 +227,7 @@ async def test_lines_that_arrive_in_parts_are_numbered_as_one_list(env: Context)
     validator.refuse_invalid(OnInvalid.SKIP, {})
 
 
-async def test_post_lines_are_refused_if_the_parameters_that_follow_exclude_them(
+async def test_post_lines_are_refused_if_parameters_that_are_known_later_exclude_them(
     env: Context,
 ) -> None:
     job = (await submit(env, [], is_open=True)).job
@@ -254,7 +255,7 @@ async def test_a_list_that_needs_far_more_storage_than_was_sent_is_refused(env: 
     )
 
 
-async def test_a_staged_list_is_deleted_unless_a_batch_names_it(env: Context) -> None:
+async def test_a_staged_list_is_deleted_unless_a_batch_refers_to_it(env: Context) -> None:
     accepted = await submit(env, make_mixed(LATER_FROM))
     job, run_id = accepted.job, accepted.run.run_id
     batch = await env.store.read(BatchKey(job.job_id, run_id, FIRST_BATCH))

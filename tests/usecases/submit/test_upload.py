@@ -1,4 +1,4 @@
-"""Uploaded lists: whatever is put where and whenever, a job reads what was there at its submit."""
+"""Uploaded lists: a job reads the content that was uploaded before its submit."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ LIST = b"".join(b"https://example.com/%d\n" % number for number in range(COUNT))
 
 @pytest.fixture
 def env(world: World) -> Context:
-    """Several steps per list, without long lists."""
+    """A chunk size that makes several chunks of a short list."""
     return with_config(world.env, chunk_tasks=100)
 
 
@@ -77,7 +77,7 @@ async def submit(env: Context, slot: JobInput, *, job_id: str | None = None) -> 
     return await jobs.submit(env, CALLER, request, job_id=JobId(job_id or env.new_id()))
 
 
-async def walk(env: Context, accepted: Accepted) -> Ingested:
+async def ingest_all(env: Context, accepted: Accepted) -> Ingested:
     batch = await env.store.read(BatchKey(accepted.job.job_id, accepted.run.run_id, FIRST_BATCH))
     assert batch is not None
     return await reconcile.finish_batch(env, batch)
@@ -87,11 +87,11 @@ async def rows_in_order(env: Context, accepted: Accepted) -> list[Task]:
     return sorted(await rows_of(env, accepted.run), key=lambda row: row.index)
 
 
-async def test_a_job_has_a_task_for_each_line_once_it_is_ingested(env: Context) -> None:
+async def test_an_uploaded_list_becomes_a_task_per_line(env: Context) -> None:
     accepted = await submit(env, await a_slot(env))
     before = await run_of(env, accepted.run)
 
-    assert await walk(env, accepted) is Ingested.SEALED
+    assert await ingest_all(env, accepted) is Ingested.SEALED
 
     run = await run_of(env, accepted.run)
     rows = await rows_in_order(env, accepted)
@@ -107,7 +107,7 @@ async def test_a_job_has_a_task_for_each_line_once_it_is_ingested(env: Context) 
 @pytest.mark.parametrize("content", [LIST, gzip.compress(LIST)], ids=["plain", "gzip"])
 @pytest.mark.parametrize("when", list(When))
 @pytest.mark.slow
-async def test_an_ingest_cut_off_at_any_call_is_finished_by_the_next(
+async def test_an_ingest_interrupted_at_any_call_is_finished_by_the_next(
     env: Context, when: When, content: bytes
 ) -> None:
     slot = await a_slot(env, content)
@@ -118,8 +118,8 @@ async def test_an_ingest_cut_off_at_any_call_is_finished_by_the_next(
         fault = Fault(at, when)
 
         with suppress(Unavailable):
-            await walk(with_fault(env, fault), accepted)
-        await walk(env, accepted)
+            await ingest_all(with_fault(env, fault), accepted)
+        await ingest_all(env, accepted)
 
         run = await run_of(env, accepted.run)
         totals = await check_counters(env, run)
@@ -131,7 +131,7 @@ async def test_an_ingest_cut_off_at_any_call_is_finished_by_the_next(
 
 @pytest.mark.parametrize("when", list(When))
 @pytest.mark.slow
-async def test_a_submit_cut_off_at_any_call_is_finished_by_a_retry(
+async def test_a_submit_interrupted_at_any_call_is_finished_by_a_retry(
     env: Context, when: When
 ) -> None:
     slot = await a_slot(env)
@@ -146,25 +146,27 @@ async def test_a_submit_cut_off_at_any_call_is_finished_by_a_retry(
         accepted = await submit(env, slot, job_id=job_id)
 
         assert (accepted.job.job_id, accepted.accepted) == (job_id, COUNT)
-        assert await walk(env, accepted) is Ingested.SEALED
+        assert await ingest_all(env, accepted) is Ingested.SEALED
         goes_on = fault.was_reached
     assert at > 3
 
 
-async def test_an_upload_after_the_submit_changes_nothing_for_the_job(env: Context) -> None:
+async def test_an_upload_after_the_submit_does_not_change_the_job(env: Context) -> None:
     slot = await a_slot(env)
     first = await submit(env, slot)
     await upload.fill(env, slot, _stream(b"https://example.com/other\n"))
     second = await submit(env, slot)
 
-    await walk(env, first)
-    await walk(env, second)
+    await ingest_all(env, first)
+    await ingest_all(env, second)
 
     assert [row.url for row in await rows_in_order(env, first)] == LIST.decode().split()
     assert [row.url for row in await rows_in_order(env, second)] == ["https://example.com/other"]
 
 
-async def test_deleting_one_of_two_jobs_of_a_list_leaves_the_other_its_copy(env: Context) -> None:
+async def test_deleting_one_of_two_jobs_with_the_same_upload_keeps_the_others_copy(
+    env: Context,
+) -> None:
     slot = await a_slot(env)
     first, second = await submit(env, slot), await submit(env, slot)
 
@@ -172,11 +174,11 @@ async def test_deleting_one_of_two_jobs_of_a_list_leaves_the_other_its_copy(env:
     await reconcile.delete_due(env)
 
     assert not await exists(env, f"sources/{first.job.job_id}/{first.run.run_id}/0")
-    assert await walk(env, second) is Ingested.SEALED
+    assert await ingest_all(env, second) is Ingested.SEALED
     assert len(await rows_of(env, second.run)) == COUNT
 
 
-async def test_a_retry_of_a_submit_gets_the_same_job_even_when_the_slot_is_gone(
+async def test_a_retried_submit_returns_the_same_job_after_its_upload_slot_has_expired(
     env: Context, clock: ManualClock
 ) -> None:
     slot = await a_slot(env)
@@ -189,13 +191,13 @@ async def test_a_retry_of_a_submit_gets_the_same_job_even_when_the_slot_is_gone(
     assert again.accepted == COUNT
 
 
-async def test_a_bad_line_is_a_task_that_has_failed_already(env: Context) -> None:
+async def test_an_invalid_line_becomes_a_failed_task(env: Context) -> None:
     content = (
         b"https://example.com/0\nftp://user:pw@example.com/1?q\nhttps://exa\xff\nhttps://e.com"
     )
     accepted = await submit(env, await a_slot(env, content))
 
-    await walk(env, accepted)
+    await ingest_all(env, accepted)
 
     rows = await rows_in_order(env, accepted)
     assert [row.status for row in rows] == [
@@ -215,16 +217,16 @@ async def test_a_bad_line_is_a_task_that_has_failed_already(env: Context) -> Non
     assert (await run_of(env, accepted.run)).status is RunStatus.COMPLETED
 
 
-async def test_a_list_of_nothing_but_bad_lines_completes(env: Context) -> None:
+async def test_a_list_of_only_invalid_lines_completes(env: Context) -> None:
     accepted = await submit(env, await a_slot(env, b"a\nb\nc\n"))
 
-    await walk(env, accepted)
+    await ingest_all(env, accepted)
 
     run = await run_of(env, accepted.run)
     assert (run.status, run.total) == (RunStatus.COMPLETED, 3)
 
 
-async def test_the_count_of_a_long_list_is_settled_when_it_is_in(
+async def test_the_estimated_total_of_a_long_list_is_corrected_by_its_ingest(
     env: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "UPLOAD_EXACT_COUNT_MAX", 50)
@@ -233,7 +235,7 @@ async def test_the_count_of_a_long_list_is_settled_when_it_is_in(
 
     accepted = await submit(env, await a_slot(env, content))
     planned = accepted.run.planned
-    await walk(env, accepted)
+    await ingest_all(env, accepted)
 
     run = await run_of(env, accepted.run)
     assert COUNT + 1 < planned == accepted.accepted <= 2 * COUNT + 2
@@ -249,15 +251,15 @@ async def test_the_count_of_a_long_list_is_settled_when_it_is_in(
     ],
     ids=["lines", "bytes", "bomb"],
 )
-async def test_a_list_that_is_too_large_stops_its_run_and_says_why(
+async def test_a_list_that_is_too_large_stops_its_run_with_that_reason(
     env: Context, monkeypatch: pytest.MonkeyPatch, limit: str, content: bytes, words: str
 ) -> None:
-    # A list that cannot be counted is planned as the longest there may be: a short one, here.
+    # A list that cannot be counted is planned with the maximum length, which is short in this test.
     monkeypatch.setattr(limits, "TASKS_MAX", 1_000)
     monkeypatch.setattr(limits, limit, 120)
     accepted = await submit(env, await a_slot(env, content))
 
-    walked = await walk(env, accepted)
+    walked = await ingest_all(env, accepted)
     await runs.finish_stop(env, accepted.job.job_id, accepted.run.run_id)
 
     run = await run_of(env, accepted.run)
@@ -270,21 +272,21 @@ async def test_a_list_that_is_too_large_stops_its_run_and_says_why(
     await check_counters(env, run)
 
 
-async def test_a_copy_that_is_not_what_was_submitted_stops_the_run(env: Context) -> None:
+async def test_a_staged_copy_that_was_changed_stops_the_run(env: Context) -> None:
     accepted = await submit(env, await a_slot(env))
     key = f"sources/{accepted.job.job_id}/{accepted.run.run_id}/0"
     await env.blobs.put(key, [LIST[:-23]])
 
-    assert await walk(env, accepted) is Ingested.GIVEN_UP
+    assert await ingest_all(env, accepted) is Ingested.GIVEN_UP
 
 
-async def test_a_rerun_of_a_run_that_was_stopped_before_its_list_was_in_reads_it_again(
+async def test_a_rerun_of_a_run_stopped_before_its_list_was_ingested_reads_it_again(
     env: Context,
 ) -> None:
     accepted = await submit(env, await a_slot(env))
     fault = Fault(2, When.BEFORE, only="put_chunk")
     with suppress(Unavailable):
-        await walk(with_fault(env, fault), accepted)
+        await ingest_all(with_fault(env, fault), accepted)
     await runs.stop(env, CALLER, accepted.job.job_id)
 
     again = await rerun.rerun(
@@ -302,7 +304,7 @@ async def test_a_rerun_of_a_run_that_was_stopped_before_its_list_was_in_reads_it
     [b"", b"\n \r\n# nothing\n", gzip.compress(b""), gzip.compress(LIST)[:-5]],
     ids=["empty", "blank", "empty gzip", "damaged"],
 )
-async def test_an_empty_or_damaged_list_is_refused_and_leaves_nothing(
+async def test_an_empty_or_damaged_list_is_refused_and_leaves_no_body(
     env: Context, content: bytes
 ) -> None:
     slot = await a_slot(env, content)
@@ -314,7 +316,7 @@ async def test_an_empty_or_damaged_list_is_refused_and_leaves_nothing(
     assert await env.blobs.delete_prefix(f"jobs/{job_id}") == 0
 
 
-async def test_a_list_that_went_past_us_and_is_too_large_is_refused_and_leaves_nothing(
+async def test_a_directly_uploaded_list_that_is_too_large_is_refused_and_leaves_no_body(
     env: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slot = await a_slot(env)
@@ -327,14 +329,14 @@ async def test_a_list_that_went_past_us_and_is_too_large_is_refused_and_leaves_n
     assert await env.blobs.delete_prefix(f"jobs/{job_id}") == 0
 
 
-async def test_a_slot_that_nothing_was_put_into_is_refused(env: Context) -> None:
+async def test_an_upload_slot_without_an_upload_is_refused(env: Context) -> None:
     with pytest.raises(Conflict) as caught:
         await submit(env, await a_slot(env, None))
 
     assert caught.value.code == "file_input_not_uploaded"
 
 
-async def test_unknown_foreign_and_expired_slots_are_the_same_nothing(
+async def test_unknown_foreign_and_expired_upload_slots_get_the_same_error(
     env: Context, clock: ManualClock
 ) -> None:
     slot = await a_slot(env)
@@ -355,7 +357,7 @@ async def test_unknown_foreign_and_expired_slots_are_the_same_nothing(
     assert len(set(answers)) == 1
 
 
-async def test_expired_slots_and_their_uploads_are_removed_and_others_stay(
+async def test_expired_upload_slots_and_their_uploads_are_removed_and_others_kept(
     env: Context, clock: ManualClock
 ) -> None:
     old = await a_slot(env)
