@@ -1,1 +1,2 @@
-"""The public contract: its SDK, its schemas and our own description, each against a real server."""
+"""The public contract: its SDK, its schemas and the project's own description, each with a real
+server."""

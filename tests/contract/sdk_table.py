@@ -1,8 +1,7 @@
-"""Every public name of the unmodified SDK's batch client, and a use of it that can fail.
+"""Every public name of the batch client of the unmodified SDK, each with a function that uses it.
 
-A use gets a server and asserts what it needs. Names are those of the package, so
-that a release with a new method makes the test fail until there is a use of it here.
-"""
+A function is called with a server and asserts what it needs. The names are read from the
+package, so the test fails for a release with a new method until a function here uses it."""
 
 from __future__ import annotations
 
@@ -55,11 +54,11 @@ def public_names() -> set[str]:
 
 
 def uses(*names: str) -> Callable[[Use], Use]:
-    def enter(use: Use) -> Use:
+    def register(use: Use) -> Use:
         TABLE.update(dict.fromkeys(names, use))
         return use
 
-    return enter
+    return register
 
 
 def names_of(use: Use) -> list[str]:

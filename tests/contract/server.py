@@ -1,4 +1,5 @@
-"""A server to use the SDK at: a client, a site, a receiver, a folder, and jobs made on demand."""
+"""A server for the SDK: a client, a site, a webhook receiver, a folder, and jobs created on
+demand."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ MISSING = 7
 
 @dataclass
 class ContractServer:
-    """A client, a site to scrape, a receiver of webhooks and a folder; jobs are made on demand."""
+    """A client, a site to scrape, a webhook receiver and a folder; jobs are created on demand."""
 
     client: Any
     urls: list[str]
@@ -35,7 +36,7 @@ class ContractServer:
     """The key of a caller without jobs."""
 
     def a_job(self) -> Any:
-        """A job that ended: some pages, one of them missing."""
+        """A job that has ended: some pages, and one that is missing."""
         job = self.client.submit_regular([*self.urls[:PAGES], self.urls[MISSING]])
         job.run.wait(**QUICK)
         return job
@@ -79,7 +80,7 @@ class ContractServer:
 
 
 class _Receiver(BaseHTTPRequestHandler):
-    """Takes any webhook."""
+    """Accepts any webhook."""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
@@ -92,7 +93,7 @@ class _Receiver(BaseHTTPRequestHandler):
 
 @contextmanager
 def a_receiver() -> Iterator[str]:
-    """The URL of a server that takes any webhook."""
+    """Runs a server that accepts any webhook, and returns its URL."""
     with ThreadingHTTPServer(("127.0.0.1", 0), _Receiver) as server:
         thread = Thread(target=server.serve_forever)
         thread.start()

@@ -1,5 +1,5 @@
-"""Our own description against a real server: schemathesis, with all its checks and its stateful
-phase. CONVEYOR_TEST_EXAMPLES says how many cases an operation gets at most."""
+"""The project's own OpenAPI document against a real server: schemathesis, with all its checks and
+its stateful phase. CONVEYOR_TEST_EXAMPLES is the maximum of cases per operation."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ KEY = "schemathesis"
 DEADLINE_S = 1200
 
 
-def test_the_server_does_what_its_document_says(tmp_path: Path) -> None:
+def test_the_server_does_what_its_openapi_document_says(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text(f"{KEY}\n")
     auth = {"CONVEYOR_AUTH": "keys", "CONVEYOR_API_KEYS_FILE": str(keys)}
-    # A fast machine sends more than the default allows.
+    # A fast machine sends more requests than the default rate limit allows.
     auth["CONVEYOR_QUOTA_REQUESTS_PER_S"] = "off"
     with a_gateway() as (gateway, _):
         server = Server(tmp_path / "data", {**auth, "CONVEYOR_GATEWAY_URL": gateway})

@@ -1,6 +1,5 @@
-"""The unmodified SDK against real servers and workers, on each engine: every public name of it, and
-every operation of the contract, whose answers are held against the contract's own schemas as they
-pass."""
+"""The unmodified SDK with real servers and workers, on each engine: every public name of the SDK,
+and every operation of the contract. Each response is validated with the schemas of the contract."""
 
 from __future__ import annotations
 
@@ -31,8 +30,8 @@ def receiver() -> Iterator[str]:
         yield url
 
 
-class Judge:
-    """Holds every answer against the contract; keeps which operations it saw succeed."""
+class ContractValidator:
+    """Validates every response with the contract, and keeps the operations that succeeded."""
 
     def __init__(self) -> None:
         self.seen: set[tuple[str, str]] = set()
@@ -55,8 +54,8 @@ def engine(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def judge(engine: str) -> Judge:
-    return Judge()
+def validator(engine: str) -> ContractValidator:
+    return ContractValidator()
 
 
 @pytest.fixture(scope="module")
@@ -64,12 +63,12 @@ def server(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
     engine: str,
-    judge: Judge,
+    validator: ContractValidator,
     receiver: str,
 ) -> Iterator[ContractServer]:
     folder = tmp_path_factory.mktemp("sdk")
     with a_site() as site, _serving(request, engine, folder) as url:
-        hooks = {"event_hooks": {"response": [judge]}}
+        hooks = {"event_hooks": {"response": [validator]}}
         base_url = f"{url}/v1"
         with ZenRowsBatchClient("anna", base_url=base_url, retries=0, httpx_args=hooks) as client:
             yield ContractServer(client, site.urls(100), receiver, folder)
@@ -77,7 +76,7 @@ def server(
 
 @contextmanager
 def _serving(request: pytest.FixtureRequest, engine: str, folder: Path) -> Iterator[str]:
-    """One process that does it all, or an API and two workers in processes of their own."""
+    """Runs one process with all roles, or an API and two workers in processes of their own."""
     if engine == "embedded":
         with a_server(folder / "data") as server:
             yield server.url
@@ -97,32 +96,34 @@ def _serving(request: pytest.FixtureRequest, engine: str, folder: Path) -> Itera
         yield cloud.api()
 
 
-def test_the_table_names_every_public_name_of_the_sdk() -> None:
+def test_the_table_contains_every_public_name_of_the_sdk() -> None:
     assert set(TABLE) == public_names()
 
 
 @pytest.mark.parametrize("use", dict.fromkeys(TABLE.values()), ids=lambda use: names_of(use)[0])
-def test_the_sdk_works(server: ContractServer, engine: str, use: Use, record_property: Any) -> None:
+def test_each_use_of_the_sdk_works(
+    server: ContractServer, engine: str, use: Use, record_property: Any
+) -> None:
     for name in names_of(use):
         record_property("sdk_method", f"{name} on {engine}")
     use(server)
 
 
-def test_every_operation_of_the_contract_was_answered(
-    server: ContractServer, judge: Judge, engine: str, record_property: Any
+def test_every_operation_of_the_contract_succeeded_once(
+    server: ContractServer, validator: ContractValidator, engine: str, record_property: Any
 ) -> None:
-    """Runs last; what the uses above do not reach, the SDK itself never calls: asked here."""
+    """Runs last. Requests the operations that the SDK itself never calls."""
     http = server.client._t._client
     job_id, run_id, task_id = server.job.job_id, server.run.run_id, server.page.task_id
     for path in (f"/jobs/{job_id}", f"/jobs/{job_id}/runs/{run_id}"):
         assert http.get(f"{path}/tasks/{task_id}/content").is_success
     assert http.post(f"/jobs/{server.an_open_job().job_id}/cancel").is_success
-    if not judge.seen >= {("POST", "/jobs"), ("POST", "/hmac/keys/rotate")}:
+    if not validator.seen >= {("POST", "/jobs"), ("POST", "/hmac/keys/rotate")}:
         for use in dict.fromkeys(TABLE.values()):
             use(server)
 
     operations = _operations()
-    missing = [op for op in operations if not any(_matches(op, seen) for seen in judge.seen)]
+    missing = [op for op in operations if not any(_matches(op, seen) for seen in validator.seen)]
 
     answered = f"{len(operations) - len(missing)} of {len(operations)} on {engine}"
     record_property("contract_operations", answered)

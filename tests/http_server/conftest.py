@@ -1,4 +1,4 @@
-"""One world of the API per test."""
+"""Fixture: the application with its ports, one per test."""
 
 from __future__ import annotations
 

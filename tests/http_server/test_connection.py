@@ -1,4 +1,4 @@
-"""Connections as a resource: how many there are, how long each may stay, and how each ends."""
+"""Connections: how many there may be, how long each may last, and how each ends."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def _ask(stream: trio.SocketStream, raw: bytes = HEALTH) -> bytes:
     return bytes(await stream.receive_some())
 
 
-async def test_a_new_connection_takes_the_place_of_the_one_that_waits_the_longest(
+async def test_a_new_connection_replaces_the_one_that_has_waited_longest(
     world: World,
 ) -> None:
     async with served(world, connections_max=3) as clients:
@@ -93,7 +93,7 @@ async def test_a_new_connection_takes_the_place_of_the_one_that_waits_the_longes
     assert all(other.startswith(b"HTTP/1.1 200") for other in others)
 
 
-async def test_when_every_connection_is_busy_a_new_one_is_answered_503(world: World) -> None:
+async def test_a_new_connection_is_answered_503_when_all_others_are_busy(world: World) -> None:
     async with served(world, connections_max=2) as clients:
         busy = [await clients.connect() for _ in range(2)]
         for stream in busy:
@@ -114,7 +114,7 @@ async def test_when_every_connection_is_busy_a_new_one_is_answered_503(world: Wo
     assert b"retry-after: 5" in refused
 
 
-async def test_an_address_has_half_of_the_connections_unless_it_is_a_proxy() -> None:
+async def test_one_address_gets_half_of_the_connections_unless_it_is_a_proxy() -> None:
     async def refuse_everything(*_: object) -> None:
         raise AssertionError("no request is made here")
 
@@ -165,7 +165,7 @@ async def test_a_connection_that_sends_no_request_is_closed(
     assert received.startswith(b"HTTP/1.1 408") if sent else received == b""
 
 
-async def test_a_connection_between_requests_is_closed_after_its_keep_alive(
+async def test_an_idle_connection_is_closed_after_its_keep_alive_time(
     world: World, mock_clock: MockClock
 ) -> None:
     async with served(world) as clients:
@@ -183,7 +183,7 @@ async def test_a_connection_between_requests_is_closed_after_its_keep_alive(
     assert after == b""
 
 
-async def test_a_client_that_does_not_read_its_response_is_cut_off(
+async def test_a_client_that_does_not_read_its_response_is_disconnected(
     world: World, mock_clock: MockClock
 ) -> None:
     job = await world.submit(1)
@@ -205,7 +205,7 @@ async def test_a_client_that_does_not_read_its_response_is_cut_off(
     assert len(received) < 20_000_000
 
 
-async def test_a_client_that_sends_all_of_a_refused_body_first_sees_the_refusal(
+async def test_a_client_that_sends_all_of_a_refused_body_receives_the_refusal(
     world: World,
 ) -> None:
     body = b'{"tasks":[' + b'"",' * 3_000_000
@@ -232,7 +232,7 @@ async def test_a_refused_body_that_never_ends_does_not_hold_its_connection(
 
         mock_clock.jump(connection.DRAIN_S + 1)
         await wait_all_tasks_blocked(0.05)
-        await stream.send_all(b"more")  # The first is answered with a reset.
+        await stream.send_all(b"more")  # The first write after the close is answered with a reset.
         await wait_all_tasks_blocked(0.05)
         with pytest.raises(trio.BrokenResourceError):
             await stream.send_all(b"more")
@@ -241,7 +241,7 @@ async def test_a_refused_body_that_never_ends_does_not_hold_its_connection(
     assert b"connection: close" in received
 
 
-async def test_the_server_ends_in_its_grace_whatever_is_connected(world: World) -> None:
+async def test_the_server_stops_within_its_grace_whatever_is_connected(world: World) -> None:
     partial = (POST % 1_000_000).encode() + b'{"tasks":[' + b'"",' * 1000
     with trio.fail_after(30):
         async with served(world) as clients:
@@ -252,7 +252,7 @@ async def test_the_server_ends_in_its_grace_whatever_is_connected(world: World) 
             await wait_all_tasks_blocked(0.05)
 
 
-async def test_an_accept_that_fails_for_want_of_descriptors_is_tried_again_and_told_once(
+async def test_an_accept_without_free_descriptors_is_repeated_and_logged_once(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Exhausted:
@@ -297,7 +297,7 @@ async def test_an_accept_that_fails_for_want_of_descriptors_is_tried_again_and_t
     assert caplog.records[0].exc_info is None
 
 
-async def test_a_sender_waits_while_its_body_is_not_taken() -> None:
+async def test_a_sender_has_to_wait_while_its_body_is_not_consumed() -> None:
     ours, theirs = trio.socket.socketpair()
     head = parse_head(b"PUT /x HTTP/1.1\r\nHost: x\r\nContent-Length: 90000000")
     one = exchange.Exchange(trio.SocketStream(ours), head, bytearray(), is_stopping=lambda: False)

@@ -1,1 +1,1 @@
-"""The SDK against a real server, and against one that answers as it is told to."""
+"""The SDK with a real server, and with one that gives scripted answers."""

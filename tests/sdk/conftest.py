@@ -1,4 +1,4 @@
-"""Servers for the SDK: a scripted one a test, and a real one for all of them."""
+"""Servers for the SDK: a scripted one for each test, and a real one for all tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def script() -> Iterator[Scripted]:
 
 @pytest.fixture
 def pauses() -> list[float]:
-    """How long the client would have slept."""
+    """The pauses that the client would have made, in seconds."""
     return []
 
 
@@ -39,7 +39,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def caller(server: str) -> Iterator[Client]:
-    """A caller that the real server has not heard of before."""
+    """A client with an API key that the real server has not seen before."""
     with Client(server, secrets.token_hex(8)) as client:
         yield client
 

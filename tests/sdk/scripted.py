@@ -1,4 +1,4 @@
-"""A server on loopback that gives the answers it was handed, in order, and keeps what it heard."""
+"""A server on loopback that gives prepared answers in order and records the requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import msgspec
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`hangs_up` breaks the connection off behind the bytes of the body."""
+    """An answer; if `hangs_up`, the connection is closed after these bytes of the body."""
 
     status: int = 200
     body: bytes = b""
@@ -23,7 +23,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class RecordedRequest:
     method: str
     path: str
     headers: dict[str, str]
@@ -34,13 +34,13 @@ class Heard:
 class Scripted:
     port: int = 0
     answers: deque[Answer] = field(default_factory=deque)
-    heard: list[Heard] = field(default_factory=list)
+    requests: list[RecordedRequest] = field(default_factory=list)
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def will(self, *answers: Answer) -> None:
+    def answer_with(self, *answers: Answer) -> None:
         self.answers.extend(answers)
 
 
@@ -60,7 +60,7 @@ def scripted_server() -> Iterator[Scripted]:
         def respond(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             headers = {name.lower(): value for name, value in self.headers.items()}
-            script.heard.append(Heard(self.command, self.path, headers, body))
+            script.requests.append(RecordedRequest(self.command, self.path, headers, body))
             answer = script.answers.popleft()
             self.send_response(answer.status)
             for name, value in answer.headers.items():
@@ -73,7 +73,7 @@ def scripted_server() -> Iterator[Scripted]:
         do_GET = do_POST = do_DELETE = respond  # noqa: N815 (the names that http.server looks for)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-            """Tests are quiet."""
+            """Suppresses the request log."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         script.port = server.server_address[1]

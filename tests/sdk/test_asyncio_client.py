@@ -1,4 +1,4 @@
-"""The client for asyncio: the same methods as the others, on the event loop of the caller."""
+"""The asyncio client: it has the methods of the others and runs on the caller's event loop."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def _methods(kind: type) -> dict[str, list[str]]:
     }
 
 
-def test_it_has_the_methods_of_the_trio_client() -> None:
+def test_the_asyncio_client_has_the_methods_of_the_trio_client() -> None:
     assert _methods(AsyncioClient) == _methods(TrioClient)
 
 
 @pytest.mark.slow
-def test_a_job_from_submit_to_delete(server: str, site: Site, tmp_path: Path) -> None:
+def test_a_job_is_submitted_finished_and_deleted(server: str, site: Site, tmp_path: Path) -> None:
     seen: list[RunResponse] = []
 
     async def use() -> None:
@@ -83,8 +83,8 @@ def test_an_uploaded_list_is_exported(server: str, site: Site, tmp_path: Path) -
     asyncio.run(use())
 
 
-def test_an_outage_is_named_and_tried_again(script: Scripted) -> None:
-    script.will(problem(503, "unavailable"), problem(404, "not_found"))
+def test_a_503_is_retried_and_an_unreachable_server_raises_unreachable(script: Scripted) -> None:
+    script.answer_with(problem(503, "unavailable"), problem(404, "not_found"))
 
     async def use() -> None:
         async with AsyncioClient(script.url, "k", retry=QUICK) as client:
@@ -100,7 +100,7 @@ def test_an_outage_is_named_and_tried_again(script: Scripted) -> None:
 def test_a_redirect_to_another_server_carries_no_key(script: Scripted, tmp_path: Path) -> None:
     body = b"page"
     tag = f'"{hashlib.sha256(body).hexdigest()}"'
-    script.will(
+    script.answer_with(
         Answer(302, b"", {"Location": f"http://localhost:{script.port}/stored"}),
         Answer(200, body, {"ETag": tag}),
     )
@@ -111,14 +111,14 @@ def test_a_redirect_to_another_server_carries_no_key(script: Scripted, tmp_path:
 
     asyncio.run(use())
 
-    first, second = script.heard
+    first, second = script.requests
     assert first.headers.get("x-api-key") == "secret"
     assert "x-api-key" not in second.headers
     assert (tmp_path / "page").read_bytes() == body
 
 
 def test_a_damaged_body_leaves_no_file(script: Scripted, tmp_path: Path) -> None:
-    script.will(*[Answer(200, b"other", {"ETag": f'"{"0" * 64}"'})] * 2)
+    script.answer_with(*[Answer(200, b"other", {"ETag": f'"{"0" * 64}"'})] * 2)
 
     async def use() -> None:
         async with AsyncioClient(script.url, "k", retry=QUICK) as client:
@@ -133,13 +133,13 @@ def test_a_damaged_body_leaves_no_file(script: Scripted, tmp_path: Path) -> None
 def test_a_cancelled_download_of_many_files_ends_and_leaves_no_part(
     script: Scripted, tmp_path: Path
 ) -> None:
-    """The scripted server has no answers, so every download is tried again."""
+    """The scripted server has no answers, so every download is retried."""
 
     async def use() -> None:
         async with AsyncioClient(script.url, "k") as client:
             paths = {f"t{number}": tmp_path / f"t{number}" for number in range(3)}
             download = asyncio.create_task(client.download_all(JOB_ID, paths))
-            while not script.heard:
+            while not script.requests:
                 await asyncio.sleep(0.01)
             download.cancel()
             with pytest.raises(asyncio.CancelledError):

@@ -1,4 +1,4 @@
-"""What the client makes of answers, whichever they are."""
+"""How the client sends jobs and reads answers, also unexpected ones."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from conveyor.sdk import ApiError, BadId, Client, SubmitJobRequest, TaskInput, U
 from conveyor.sdk.errors import INTERVAL_S_MAX, OUTAGE_S_MAX, PollBackoff
 from tests.sdk.scripted import Answer, Scripted, problem
 
-AWAY = Unreachable("http://a", "refused")
+UNAVAILABLE = Unreachable("http://a", "refused")
 
 
 def last_request(script: Scripted) -> object:
-    return msgspec.json.decode(script.heard[-1].body)
+    return msgspec.json.decode(script.requests[-1].body)
 
 
 @pytest.mark.parametrize("url", ["", "localhost:8080", "ftp://a", "http://", "http://a/?b", "h t"])
-def test_a_base_url_that_leads_nowhere_is_refused(url: str) -> None:
+def test_a_base_url_that_is_no_http_url_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="like http://"):
         Client(url, "k")
 
 
 @pytest.mark.parametrize("key", ["", " k", "clé", "a\nb"])
-def test_a_key_that_no_header_can_hold_is_refused(key: str) -> None:
+def test_an_api_key_that_no_header_can_contain_is_refused(key: str) -> None:
     with pytest.raises(ValueError, match="printable ASCII"):
         Client("http://127.0.0.1:1", key)
 
@@ -39,7 +39,7 @@ def test_a_base_url_may_end_in_a_slash_or_in_the_version() -> None:
 
 
 @pytest.mark.parametrize("job_id", ["..", "a/b", "a?b", "", "a b", "é"])
-def test_what_cannot_be_an_id_never_gets_into_a_path(
+def test_text_that_cannot_be_an_id_is_never_sent_in_a_path(
     script: Scripted, client: Client, job_id: str
 ) -> None:
     for ask in (client.get, client.stop, client.delete):
@@ -48,11 +48,11 @@ def test_what_cannot_be_an_id_never_gets_into_a_path(
     with pytest.raises(BadId):
         client.delete_run("job", job_id)
 
-    assert script.heard == []
+    assert script.requests == []
 
 
-def test_a_list_of_urls_is_sent_without_a_word_too_many(script: Scripted, client: Client) -> None:
-    script.will(problem(400, "bad"))
+def test_a_list_of_urls_is_sent_without_unset_fields(script: Scripted, client: Client) -> None:
+    script.answer_with(problem(400, "bad"))
 
     with pytest.raises(ApiError):
         client.submit(["https://a.example/", "https://b.example/"])
@@ -78,10 +78,10 @@ URL = "https://a.example/"
         ({"file_input_id": "f1"}, {"file_input_id": "f1"}),
     ],
 )  # fmt: skip
-def test_a_job_may_be_a_url_a_dict_a_struct_or_a_list_of_them(
+def test_a_job_may_be_a_url_a_struct_a_dict_or_a_list_of_them(
     script: Scripted, client: Client, job: Any, body: dict[str, Any]
 ) -> None:
-    script.will(problem(400, "bad"))
+    script.answer_with(problem(400, "bad"))
 
     with pytest.raises(ApiError):
         client.submit(job)
@@ -90,17 +90,17 @@ def test_a_job_may_be_a_url_a_dict_a_struct_or_a_list_of_them(
 
 
 @pytest.mark.parametrize("job", [{"urls": [URL]}, [{"address": URL}], [{"url": object()}]])
-def test_what_is_no_job_is_refused_before_it_is_sent(
+def test_an_invalid_job_is_refused_before_it_is_sent(
     script: Scripted, client: Client, job: Any
 ) -> None:
     with pytest.raises(ValueError, match=r"^This is no (SubmitJobRequest|TaskInput): "):
         client.submit(job)
 
-    assert script.heard == []
+    assert script.requests == []
 
 
-def test_a_job_is_sent_with_everything_that_was_said(script: Scripted, client: Client) -> None:
-    script.will(problem(400, "bad"))
+def test_a_job_is_sent_with_every_field_that_was_set(script: Scripted, client: Client) -> None:
+    script.answer_with(problem(400, "bad"))
     body = msgspec.Raw(b'{"a":1}')
     task = TaskInput(url="https://a.example/", method="POST", body=body, external_id="x")
 
@@ -117,7 +117,7 @@ def test_a_job_is_sent_with_everything_that_was_said(script: Scripted, client: C
     }
 
 
-def test_a_refusal_tells_everything_that_the_server_told(script: Scripted, client: Client) -> None:
+def test_an_api_error_contains_all_fields_of_the_problem(script: Scripted, client: Client) -> None:
     event = {
         "type": "about:blank",
         "title": "Some tasks are invalid",
@@ -128,7 +128,7 @@ def test_a_refusal_tells_everything_that_the_server_told(script: Scripted, clien
         "invalid_tasks": [{"index": 1, "reason": "malformed_url", "value": "x"}],
         "something": "new",
     }
-    script.will(Answer(400, msgspec.json.encode(event), {"X-Request-ID": "r-9"}))
+    script.answer_with(Answer(400, msgspec.json.encode(event), {"X-Request-ID": "r-9"}))
 
     with pytest.raises(ApiError) as caught:
         client.submit(["https://a.example/", "x"])
@@ -150,10 +150,10 @@ def test_a_refusal_tells_everything_that_the_server_told(script: Scripted, clien
         Answer(404, b'{"detail": "no code"}'),
     ],
 )
-def test_an_answer_that_is_not_conveyors_is_an_error_as_well(
+def test_an_unexpected_answer_is_an_api_error(
     script: Scripted, client: Client, answer: Answer
 ) -> None:
-    script.will(answer)
+    script.answer_with(answer)
 
     with pytest.raises(ApiError) as caught:
         list(client.list())
@@ -161,7 +161,7 @@ def test_an_answer_that_is_not_conveyors_is_an_error_as_well(
     assert (caught.value.status, caught.value.code) == (answer.status, "unexpected_answer")
 
 
-def test_pages_are_read_as_they_are_asked_for(script: Scripted, client: Client) -> None:
+def test_pages_are_requested_only_when_they_are_needed(script: Scripted, client: Client) -> None:
     row = {
         "task_id": "0" * 32,
         "run_id": "01ARZ3NDEKTSV4RRFFQ69G5FAV",
@@ -173,24 +173,24 @@ def test_pages_are_read_as_they_are_asked_for(script: Scripted, client: Client) 
         "updated_at": "2026-01-01T00:00:00.000Z",
     }
     first = {"results": [row], "next_cursor": "c d"}
-    script.will(Answer(200, msgspec.json.encode(first)))
+    script.answer_with(Answer(200, msgspec.json.encode(first)))
 
     results = client.results("job", status="processing")
     next(results)
 
-    assert len(script.heard) == 1
-    script.will(Answer(200, msgspec.json.encode({"results": [row], "next_cursor": None})))
+    assert len(script.requests) == 1
+    script.answer_with(Answer(200, msgspec.json.encode({"results": [row], "next_cursor": None})))
     assert len(list(results)) == 1
-    assert [heard.path for heard in script.heard] == [
+    assert [request.path for request in script.requests] == [
         "/v1/jobs/job/results?status=processing&limit=500",
         "/v1/jobs/job/results?status=processing&limit=500&cursor=c+d",
     ]
 
 
-def test_a_download_is_whole_or_not_there(
+def test_an_interrupted_download_leaves_no_file(
     script: Scripted, client: Client, tmp_path: Path, pauses: list[float]
 ) -> None:
-    script.will(*[Answer(200, b"half", hangs_up=True)] * 5)
+    script.answer_with(*[Answer(200, b"half", hangs_up=True)] * 5)
 
     with pytest.raises(Unreachable):
         client.download("job", "task", tmp_path / "page")
@@ -199,10 +199,12 @@ def test_a_download_is_whole_or_not_there(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_download_that_broke_off_is_begun_again(
+def test_an_interrupted_download_is_repeated(
     script: Scripted, client: Client, tmp_path: Path
 ) -> None:
-    script.will(Answer(200, b"ha", hangs_up=True), Answer(200, b"whole", {"Content-Type": "a/b"}))
+    script.answer_with(
+        Answer(200, b"ha", hangs_up=True), Answer(200, b"whole", {"Content-Type": "a/b"})
+    )
 
     saved = client.download("job", "task", tmp_path / "page")
 
@@ -216,7 +218,7 @@ def test_a_body_that_differs_from_its_digest_is_not_kept(
     script: Scripted, client: Client, tmp_path: Path
 ) -> None:
     tag = '"' + hashlib.sha256(b"true").hexdigest() + '"'
-    script.will(Answer(200, b"false", {"ETag": tag}), Answer(200, b"true", {"ETag": tag}))
+    script.answer_with(Answer(200, b"false", {"ETag": tag}), Answer(200, b"true", {"ETag": tag}))
 
     client.download("job", "task", tmp_path / "page")
 
@@ -224,22 +226,22 @@ def test_a_body_that_differs_from_its_digest_is_not_kept(
 
 
 def test_a_redirect_is_followed_without_the_api_key(script: Scripted, client: Client) -> None:
-    script.will(Answer(302, b"", {"Location": "/elsewhere"}), Answer(200, b"body"))
+    script.answer_with(Answer(302, b"", {"Location": "/elsewhere"}), Answer(200, b"body"))
 
     assert client.content("job", "task") == b"body"
-    assert script.heard[0].headers["x-api-key"] == "k"
-    assert script.heard[1].path == "/elsewhere"
-    assert "x-api-key" not in script.heard[1].headers
+    assert script.requests[0].headers["x-api-key"] == "k"
+    assert script.requests[1].path == "/elsewhere"
+    assert "x-api-key" not in script.requests[1].headers
 
 
-def test_redirects_without_end_are_given_up(script: Scripted, client: Client) -> None:
-    script.will(*[Answer(302, b"", {"Location": "/round"})] * 4)
+def test_endless_redirects_are_an_error(script: Scripted, client: Client) -> None:
+    script.answer_with(*[Answer(302, b"", {"Location": "/round"})] * 4)
 
     with pytest.raises(ApiError, match="302"):
         client.content("job", "task")
 
 
-def test_a_waiter_looks_less_and_less_often() -> None:
+def test_the_poll_interval_of_a_wait_grows_to_its_maximum() -> None:
     pace = PollBackoff(begun_at=100.0)
 
     assert [pace.interval_s(100.0 + elapsed) for elapsed in (0, 5, 3600)] == [
@@ -253,12 +255,12 @@ def test_a_wait_tolerates_a_short_outage_only() -> None:
     pace = PollBackoff(begun_at=100.0)
     pace.record_success(200.0)
 
-    assert pace.tolerates(AWAY, 200.0 + OUTAGE_S_MAX - 1)
-    assert not pace.tolerates(AWAY, 200.0 + OUTAGE_S_MAX)
+    assert pace.tolerates(UNAVAILABLE, 200.0 + OUTAGE_S_MAX - 1)
+    assert not pace.tolerates(UNAVAILABLE, 200.0 + OUTAGE_S_MAX)
     assert not pace.tolerates(ApiError(404, "not_found", "Not found"), 200.0)
 
 
-def test_a_waiter_has_a_deadline() -> None:
+def test_a_wait_ends_at_its_deadline() -> None:
     pace = PollBackoff(begun_at=100.0, timeout_s=10)
 
     assert pace.interval_s(109.9) == pytest.approx(0.1)

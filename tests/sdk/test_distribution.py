@@ -1,4 +1,4 @@
-"""The clients alone: a distribution of its own, beside the server or without it."""
+"""The distribution of the client alone, beside the server or without it."""
 
 from __future__ import annotations
 
@@ -69,16 +69,18 @@ def _run(*command: str | Path, **environ: str) -> str:
     return done.stdout
 
 
-def test_it_has_the_names_of_the_sdk_and_nothing_of_the_server(tmp_path: Path) -> None:
+def test_the_distribution_has_the_names_of_the_sdk_and_nothing_of_the_server(
+    tmp_path: Path,
+) -> None:
     collect(ROOT, tmp_path)
     names = (
         "import conveyor_client, sys; print(*conveyor_client.__all__, 'conveyor' in sys.modules)"
     )
 
-    # Without the packages of the server, which may be installed in this environment.
+    # The server's packages, which may be installed in this environment, are not on the path.
     *seen, has_server = _run(sys.executable, "-c", names, PYTHONPATH=str(tmp_path)).split()
 
-    # Beside the server, neither hides or replaces the other.
+    # Installed beside the server, neither package hides or replaces the other.
     both = "import conveyor.sdk as a, conveyor_client as b; print(a.TaskInput is b.TaskInput)"
     assert _run(sys.executable, "-c", both, PYTHONPATH=str(tmp_path)) == "False\n"
     folders = {path.name for path in (tmp_path / "conveyor_client/internal/conveyor").iterdir()}
@@ -87,7 +89,7 @@ def test_it_has_the_names_of_the_sdk_and_nothing_of_the_server(tmp_path: Path) -
     assert folders.isdisjoint({"api", "bootstrap", "cli", "engines", "ui", "usecases"})
 
 
-def test_it_requires_few_packages_and_all_that_it_imports(tmp_path: Path) -> None:
+def test_the_distribution_requires_few_packages_and_all_that_it_imports(tmp_path: Path) -> None:
     collect(ROOT, tmp_path)
     project = tomllib.loads((CLIENT / "pyproject.toml").read_text())["project"]
     imported = {
@@ -101,10 +103,10 @@ def test_it_requires_few_packages_and_all_that_it_imports(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_it_installs_into_an_empty_environment_and_works(
+def test_the_distribution_installs_into_an_empty_environment_and_works(
     tmp_path: Path, server: str, site: Site
 ) -> None:
-    # A copy: a build leaves files beside its sources.
+    # The build runs in a copy, because it leaves files beside its sources.
     for folder in ("clients", "conveyor", "actors"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     python = tmp_path / "environment/bin/python"

@@ -1,4 +1,4 @@
-"""Many bodies at a time: each is a whole file or an error of its own."""
+"""Downloads of many bodies at a time: each becomes a whole file or an error."""
 
 from __future__ import annotations
 
@@ -24,24 +24,26 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_every_body_becomes_a_file(script: Scripted, client: Client, tmp_path: Path) -> None:
-    script.will(*[Answer(200, b"same", {"Content-Type": "a/b"})] * 50)
+def test_every_downloaded_body_becomes_a_file(
+    script: Scripted, client: Client, tmp_path: Path
+) -> None:
+    script.answer_with(*[Answer(200, b"same", {"Content-Type": "a/b"})] * 50)
     paths = {f"task-{number}": tmp_path / str(number) for number in range(50)}
 
     saved = client.download_all("job", paths, run_id="run")
 
     assert saved == dict.fromkeys(paths, Downloaded(4, hashlib.sha256(b"same").hexdigest(), "a/b"))
     assert files(tmp_path) == {str(number): b"same" for number in range(50)}
-    assert {heard.path for heard in script.heard} == {
+    assert {request.path for request in script.requests} == {
         f"/v1/jobs/job/runs/run/tasks/{task}/content?redirect=true" for task in paths
     }
-    assert {heard.headers["x-api-key"] for heard in script.heard} == {"k"}
+    assert {request.headers["x-api-key"] for request in script.requests} == {"k"}
 
 
-def test_a_body_that_the_server_does_not_have_is_its_error(
+def test_a_missing_body_is_returned_as_its_error(
     script: Scripted, client: Client, tmp_path: Path
 ) -> None:
-    script.will(problem(404, "result_not_found"))
+    script.answer_with(problem(404, "result_not_found"))
 
     saved = client.download_all("job", {"task": tmp_path / "page"})
 
@@ -51,11 +53,11 @@ def test_a_body_that_the_server_does_not_have_is_its_error(
     assert files(tmp_path) == {}
 
 
-def test_what_broke_off_or_was_damaged_is_fetched_again(
+def test_an_interrupted_or_damaged_download_is_repeated(
     script: Scripted, client: Client, tmp_path: Path
 ) -> None:
     tag = '"' + hashlib.sha256(b"true").hexdigest() + '"'
-    script.will(
+    script.answer_with(
         Answer(200, b"tr", hangs_up=True),
         Answer(200, b"false", {"ETag": tag}),
         Answer(200, b"true", {"ETag": tag}),
@@ -66,10 +68,10 @@ def test_what_broke_off_or_was_damaged_is_fetched_again(
     assert files(tmp_path) == {"page": b"true"}
 
 
-def test_a_server_that_goes_away_ends_all_of_it_and_leaves_no_half_files(
+def test_a_server_outage_ends_all_downloads_and_leaves_no_partial_files(
     script: Scripted, client: Client, tmp_path: Path
 ) -> None:
-    script.will(*[Answer(200, b"half", hangs_up=True)] * 100)
+    script.answer_with(*[Answer(200, b"half", hangs_up=True)] * 100)
     paths = {f"task-{number}": tmp_path / str(number) for number in range(20)}
 
     with pytest.raises(Unreachable):
@@ -78,10 +80,10 @@ def test_a_server_that_goes_away_ends_all_of_it_and_leaves_no_half_files(
     assert files(tmp_path) == {}
 
 
-def test_a_folder_that_is_not_there_is_an_error_of_the_system(
+def test_a_missing_folder_raises_file_not_found(
     script: Scripted, client: Client, tmp_path: Path
 ) -> None:
-    script.will(Answer(200, b"body"))
+    script.answer_with(Answer(200, b"body"))
 
     with pytest.raises(FileNotFoundError):
         client.download_all("job", {"task": tmp_path / "missing" / "page"})
@@ -90,19 +92,17 @@ def test_a_folder_that_is_not_there_is_an_error_of_the_system(
 def test_redirects_are_followed_without_the_api_key(
     script: Scripted, client: Client, tmp_path: Path
 ) -> None:
-    script.will(Answer(302, b"", {"Location": "/elsewhere"}), Answer(200, b"body"))
+    script.answer_with(Answer(302, b"", {"Location": "/elsewhere"}), Answer(200, b"body"))
 
     client.download_all("job", {"task": tmp_path / "page"})
 
     assert files(tmp_path) == {"page": b"body"}
-    assert script.heard[1].path == "/elsewhere"
-    assert "x-api-key" not in script.heard[1].headers
+    assert script.requests[1].path == "/elsewhere"
+    assert "x-api-key" not in script.requests[1].headers
 
 
-def test_redirects_without_end_are_an_error(
-    script: Scripted, client: Client, tmp_path: Path
-) -> None:
-    script.will(*[Answer(302, b"", {"Location": "/round"})] * 4)
+def test_endless_redirects_are_an_error(script: Scripted, client: Client, tmp_path: Path) -> None:
+    script.answer_with(*[Answer(302, b"", {"Location": "/round"})] * 4)
 
     saved = client.download_all("job", {"task": tmp_path / "page"})
 
@@ -111,7 +111,7 @@ def test_redirects_without_end_are_an_error(
     assert error.status == 302
 
 
-def test_where_only_a_proxy_leads_the_pool_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_behind_a_proxy_is_not_reached_directly(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
@@ -122,15 +122,17 @@ def test_where_only_a_proxy_leads_the_pool_is_not_used(monkeypatch: pytest.Monke
     assert is_direct("http://127.0.0.1:8080", trust_env=False)
 
 
-def test_through_a_proxy_bodies_are_fetched_one_by_one(
+def test_behind_a_proxy_bodies_are_downloaded_one_by_one(
     script: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("http_proxy", script.url)
-    script.will(Answer(200, b"body"), problem(404, "result_not_found"))
+    script.answer_with(Answer(200, b"body"), problem(404, "result_not_found"))
 
     with Client("http://conveyor.test", "k") as client:
         saved = client.download_all("job", {"a": tmp_path / "a", "b": tmp_path / "b"})
 
     assert files(tmp_path) == {"a": b"body"}
     assert isinstance(saved["b"], ApiError)
-    assert script.heard[0].path == "http://conveyor.test/v1/jobs/job/tasks/a/content?redirect=true"
+    assert (
+        script.requests[0].path == "http://conveyor.test/v1/jobs/job/tasks/a/content?redirect=true"
+    )

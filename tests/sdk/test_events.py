@@ -1,4 +1,4 @@
-"""Events, audits and dry runs through the client, against the real server."""
+"""Events, audits and dry runs through the client with the real server."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def _has_events(caller: Client, count: int) -> bool:
     return len(list(caller.events())) == count
 
 
-def test_events_are_read_page_by_page_and_behind_one(
+def test_events_are_read_page_by_page_and_after_a_given_one(
     caller: Client, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sdk_client, "EVENTS_PAGE", 2)
     for count in (3, 6):
         caller.wait(caller.submit(site.urls(1)).job_id, timeout_s=30)
-        # The event of an end is written after the end.
+        # The event of a run's end is written after the run has ended.
         wait_until(partial(_has_events, caller, count))
 
     events = list(caller.events())
@@ -38,7 +38,7 @@ def test_events_are_read_page_by_page_and_behind_one(
     assert list(caller.events(after="latest")) == []
 
 
-def test_following_goes_on_behind_what_was_heard(caller: Client, site: Site) -> None:
+def test_following_events_continues_after_the_last_one_received(caller: Client, site: Site) -> None:
     caller.wait(caller.submit(site.urls(1)).job_id, timeout_s=30)
     following = caller.follow_events(interval_s=0.01)
 
@@ -49,7 +49,7 @@ def test_following_goes_on_behind_what_was_heard(caller: Client, site: Site) -> 
     assert [event.id for event in before + after] == ["1", "2", "3", "4", "5"]
 
 
-def test_an_audit_of_the_latest_run_or_of_another(caller: Client, site: Site) -> None:
+def test_the_audit_is_of_the_latest_run_or_of_a_named_one(caller: Client, site: Site) -> None:
     job = caller.submit(site.urls(9))
     first = caller.wait(job.job_id, timeout_s=30)
     again = caller.rerun(job.job_id, reasons=["bad_target"], hosts=["127.0.0.1"])
@@ -62,7 +62,7 @@ def test_an_audit_of_the_latest_run_or_of_another(caller: Client, site: Site) ->
     assert (earlier.ok, earlier.counts["failed"]) == (True, 1)
 
 
-def test_previews_tell_what_would_happen(caller: Client, site: Site) -> None:
+def test_a_preview_returns_counts_and_creates_nothing(caller: Client, site: Site) -> None:
     seen = caller.preview([*site.urls(3), "ftp://example.com/"])
     assert (seen.valid_tasks, seen.invalid_reasons) == (3, {"unsupported_scheme": 1})
     assert list(caller.list()) == []

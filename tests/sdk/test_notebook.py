@@ -1,4 +1,4 @@
-"""What a notebook and a terminal show of a run, and its results as a DataFrame."""
+"""How a run is shown in a notebook and in a terminal, and its results as a DataFrame."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def a_run(completed: int, waiting_on: WaitingResponse | None = None) -> RunRespo
     )
 
 
-def test_a_terminal_shows_one_line_that_changes() -> None:
+def test_a_terminal_shows_one_line_that_is_updated() -> None:
     terminal = Terminal()
     bar = ProgressBar(terminal)
 
@@ -62,7 +62,7 @@ def test_a_terminal_shows_one_line_that_changes() -> None:
     assert end == f"[{'#' * 30}] 10 of 10, 1 failed, completed\n"
 
 
-def test_a_file_gets_no_progress() -> None:
+def test_no_progress_is_written_to_a_file() -> None:
     file = io.StringIO()
 
     ProgressBar(file)(a_run(5))
@@ -70,7 +70,7 @@ def test_a_file_gets_no_progress() -> None:
     assert file.getvalue() == ""
 
 
-def test_a_notebook_gets_a_bar_and_the_reason_of_a_wait() -> None:
+def test_a_notebook_shows_a_bar_and_the_wait_reason() -> None:
     bar = ProgressBar(io.StringIO())
 
     bar(a_run(5, WaitingResponse(reason=WaitReason.PAUSED, detail="<b>paused</b>")))
@@ -82,7 +82,7 @@ def test_a_notebook_gets_a_bar_and_the_reason_of_a_wait() -> None:
 
 
 @pytest.mark.slow
-def test_results_are_a_frame_in_list_order(caller: Client, site: Site) -> None:
+def test_results_are_a_dataframe_in_list_order(caller: Client, site: Site) -> None:
     job = caller.submit(site.urls(9))
     caller.wait(job.job_id, ProgressBar())
 
@@ -96,7 +96,7 @@ def test_results_are_a_frame_in_list_order(caller: Client, site: Site) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_without_results_is_an_empty_frame(caller: Client) -> None:
+def test_a_run_without_results_is_an_empty_dataframe(caller: Client) -> None:
     job = caller.submit({"status": "open"})
 
     frame = caller.frame(job.job_id)
@@ -106,7 +106,7 @@ def test_a_run_without_results_is_an_empty_frame(caller: Client) -> None:
 
 
 @pytest.mark.slow
-async def test_tasks_are_yielded_once_each_while_they_end(server: str, site: Site) -> None:
+async def test_tasks_are_yielded_once_each_as_they_complete(server: str, site: Site) -> None:
     async with TrioClient(server, secrets.token_hex(8)) as client:
         job = await client.submit({"status": "open"})
         await client.add_tasks(job.job_id, site.urls(3))

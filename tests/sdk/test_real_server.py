@@ -1,4 +1,4 @@
-"""The client and the real server understand each other."""
+"""The client with the real server."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ pytestmark = pytest.mark.slow
 MISSING = 7
 
 
-def test_a_job_from_submit_to_delete(caller: Client, site: Site, tmp_path: Path) -> None:
+def test_a_job_is_submitted_finished_and_deleted(
+    caller: Client, site: Site, tmp_path: Path
+) -> None:
     seen: list[RunResponse] = []
 
     job = caller.submit(site.urls(9))
@@ -66,7 +68,7 @@ def test_a_job_from_submit_to_delete(caller: Client, site: Site, tmp_path: Path)
         caller.get(job.job_id)
 
 
-def test_a_job_fires_when_its_time_has_come(caller: Client, site: Site) -> None:
+def test_a_scheduled_job_fires_at_its_time(caller: Client, site: Site) -> None:
     soon = datetime.now(UTC) + timedelta(seconds=3)
     schedule = JobSchedule(at=soon.strftime("%Y-%m-%dT%H:%M:%S"), timezone="UTC")
     tasks = [TaskInput(url=url) for url in site.urls(3)]
@@ -98,7 +100,7 @@ def test_a_schedule_is_replaced_paused_and_resumed(caller: Client) -> None:
     assert paused.next_scheduled_run == resumed.next_scheduled_run is not None
 
 
-def test_an_open_job_is_fed_paused_resumed_and_closed(caller: Client, site: Site) -> None:
+def test_an_open_job_is_filled_paused_resumed_and_closed(caller: Client, site: Site) -> None:
     job = caller.submit(SubmitJobRequest(status="open", max_inflight=1))
 
     paused = caller.pause(job.job_id)
@@ -112,7 +114,7 @@ def test_an_open_job_is_fed_paused_resumed_and_closed(caller: Client, site: Site
     assert run.stats.successful == 3
 
 
-def test_a_stop_brings_a_receipt(caller: Client, site: Site) -> None:
+def test_a_stop_returns_a_receipt(caller: Client, site: Site) -> None:
     job = caller.submit(SubmitJobRequest(status="open"))
     caller.add_tasks(job.job_id, site.urls(50), last=True)
 
@@ -123,7 +125,7 @@ def test_a_stop_brings_a_receipt(caller: Client, site: Site) -> None:
     assert stopped.receipt.inflight == 0
 
 
-def test_the_same_key_submits_once(caller: Client, site: Site) -> None:
+def test_a_job_is_submitted_once_under_one_idempotency_key(caller: Client, site: Site) -> None:
     first = caller.submit(site.urls(1), idempotency_key="mine")
     second = caller.submit(site.urls(1), idempotency_key="mine")
 
@@ -131,26 +133,26 @@ def test_the_same_key_submits_once(caller: Client, site: Site) -> None:
     assert len(list(caller.list())) == 1
 
 
-def test_a_run_that_does_not_end_in_time_is_a_timeout(caller: Client) -> None:
+def test_a_wait_for_an_unfinished_run_ends_in_a_timeout(caller: Client) -> None:
     job = caller.submit(SubmitJobRequest(status="open"))
 
     with pytest.raises(TimeoutError):
         caller.wait(job.job_id, timeout_s=0.2)
 
 
-def test_jobs_are_listed_over_more_than_one_page(caller: Client) -> None:
+def test_all_jobs_are_listed_across_several_pages(caller: Client) -> None:
     count = JOBS_PAGE + 1
     job_ids = [caller.submit(SubmitJobRequest(status="open")).job_id for _ in range(count)]
 
     assert [job.job_id for job in caller.list()] == job_ids[::-1]
 
 
-def test_everything_public_is_there() -> None:
+def test_every_public_name_of_the_sdk_exists_and_the_list_is_sorted() -> None:
     assert all(hasattr(sdk, name) for name in sdk.__all__)
     assert sdk.__all__ == sorted(sdk.__all__)
 
 
-def test_a_webhook_is_set_tried_out_told_and_removed(caller: Client, site: Site) -> None:
+def test_a_webhook_is_tested_set_redelivered_and_removed(caller: Client, site: Site) -> None:
     assert caller.hmac_keys() == HmacKeyList()
     first, second = caller.rotate_hmac_key(), caller.rotate_hmac_key()
     caller.finalize_hmac_key()

@@ -1,4 +1,4 @@
-"""The client for Trio: the same methods as the other, over the pool."""
+"""The Trio client: it has the methods of the synchronous client and uses the connection pool."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ def _methods(kind: type) -> dict[str, list[str]]:
     }
 
 
-def test_both_clients_have_the_same_methods() -> None:
+def test_the_trio_client_has_the_methods_of_the_synchronous_client() -> None:
     assert _methods(TrioClient) == _methods(Client)
 
 
 @pytest.mark.slow
-async def test_a_job_from_submit_to_delete(server: str, site: Site, tmp_path: Path) -> None:
+async def test_a_job_is_submitted_finished_and_deleted(
+    server: str, site: Site, tmp_path: Path
+) -> None:
     seen: list[RunResponse] = []
 
     async with TrioClient(server, secrets.token_hex(8)) as client:
@@ -60,7 +62,7 @@ async def test_a_job_from_submit_to_delete(server: str, site: Site, tmp_path: Pa
 
 
 @pytest.mark.slow
-async def test_an_export_is_waited_for_and_saved(server: str, site: Site, tmp_path: Path) -> None:
+async def test_an_export_is_awaited_and_saved(server: str, site: Site, tmp_path: Path) -> None:
     target = tmp_path / "all.zip"
 
     async with TrioClient(server, secrets.token_hex(8)) as client:
@@ -87,8 +89,10 @@ async def test_an_uploaded_list_becomes_a_job(server: str, site: Site, tmp_path:
     assert run.stats.successful == 3
 
 
-async def test_an_outage_is_named_and_tried_again(script: Scripted) -> None:
-    script.will(problem(503, "unavailable"), problem(404, "not_found"))
+async def test_a_503_is_retried_and_an_unreachable_server_raises_unreachable(
+    script: Scripted,
+) -> None:
+    script.answer_with(problem(503, "unavailable"), problem(404, "not_found"))
     quick = RetryPolicy(attempts_max=2, backoff_s=0.01)
 
     async with TrioClient(script.url, "k", retry=quick) as client:
@@ -99,12 +103,12 @@ async def test_an_outage_is_named_and_tried_again(script: Scripted) -> None:
             await client.get("01ARZ3NDEKTSV4RRFFQ69G5FAV")
 
 
-async def test_an_export_larger_than_a_body_may_be_is_a_file_and_proves_itself(
+async def test_an_export_of_any_size_is_saved_if_it_has_its_digest(
     script: Scripted, tmp_path: Path
 ) -> None:
     body = bytes(limits.BODY_BYTES_MAX + 1)
     tag = f'"{hashlib.sha256(body).hexdigest()}"'
-    script.will(Answer(200, body, {"ETag": tag}), Answer(200, b"other", {"ETag": tag}))
+    script.answer_with(Answer(200, body, {"ETag": tag}), Answer(200, b"other", {"ETag": tag}))
     once = RetryPolicy(attempts_max=1)
     names = ("01ARZ3NDEKTSV4RRFFQ69G5FAV",) * 3
 
@@ -117,13 +121,13 @@ async def test_an_export_larger_than_a_body_may_be_is_a_file_and_proves_itself(
     assert [path.name for path in tmp_path.iterdir()] == ["all.zip"]
 
 
-async def test_through_a_proxy_of_the_environment_it_works_too(
+async def test_requests_are_sent_through_a_proxy_of_the_environment(
     script: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("http_proxy", script.url)
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
-    script.will(
+    script.answer_with(
         Answer(202, b""),
         Answer(200, b"body"),
         problem(404, "result_not_found"),
@@ -140,5 +144,5 @@ async def test_through_a_proxy_of_the_environment_it_works_too(
     assert not isinstance(saved["a"], ApiError)
     assert (tmp_path / "a").read_bytes() == b"body"
     assert (tmp_path / "export").read_bytes() == b"export"
-    assert script.heard[0].path == "http://conveyor.test/v1/jobs/job"
-    assert all(request.headers["x-api-key"] == "k" for request in script.heard)
+    assert script.requests[0].path == "http://conveyor.test/v1/jobs/job"
+    assert all(request.headers["x-api-key"] == "k" for request in script.requests)

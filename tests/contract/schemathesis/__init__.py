@@ -1,1 +1,1 @@
-"""Tests."""
+"""Hooks for schemathesis."""

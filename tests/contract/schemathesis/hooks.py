@@ -1,4 +1,4 @@
-"""What schemathesis cannot know: which texts are addresses that a job could have."""
+"""Tells schemathesis which texts are URLs that a task could have."""
 
 from __future__ import annotations
 
