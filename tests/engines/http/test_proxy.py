@@ -93,7 +93,7 @@ async def fetch(
     url: str, *proxies: str, times: int = 1, is_insecure: bool = False
 ) -> list[Outcome]:
     settings = Settings(allow_private_targets=True)
-    request = robots_request(url, ScrapeOptions(), 1_000_000)
+    request = robots_request(url, ScrapeOptions())
     with open_scrape_gateway(
         settings,
         now=lambda: 0.0,

@@ -171,7 +171,7 @@ async def test_while_redis_is_unavailable_the_store_is_read_with_little_delay(
     env, _ = an_env(redis)
     run = await an_open_run(env)
     await cached_totals(env, run)
-    redis.suffers(RedisFaults(slow_rate=1.0, slow_s=(60.0, 60.0)))
+    redis.set_faults(RedisFaults(slow_rate=1.0, slow_s=(60.0, 60.0)))
     started_at = trio.current_time()
 
     seen = []
@@ -179,7 +179,7 @@ async def test_while_redis_is_unavailable_the_store_is_read_with_little_delay(
         await work(env, run, count=1)
         seen.append((await cached_totals(env, run)).done)
     lost_s = trio.current_time() - started_at
-    redis.heals()
+    redis.clear_faults()
     await trio.sleep(limits.CACHED_COUNTERS_TTL_S)
     seen.append((await cached_totals(env, run)).done)
 
@@ -211,7 +211,7 @@ async def test_counts_never_decrease_for_any_reader(seed: int, autojump_clock: M
     redis, random = World(seed=seed), Random(seed)
     readings: list[tuple[float, float, Totals]] = []
     calls = CallFaults(latency_s=(0.0, random.choice((0.001, 0.05, 0.2))))
-    redis.suffers(calls, RedisFaults(evicted_rate=random.choice((0.0, 0.05))))
+    redis.set_faults(calls, RedisFaults(evicted_rate=random.choice((0.0, 0.05))))
 
     async def read_often(env: Context) -> None:
         for _ in range(40):
@@ -262,9 +262,9 @@ async def test_a_process_that_lost_redis_for_a_while_shows_no_older_counts_than_
     readings = []
     for number in range(400):
         if number == 50:
-            redis.suffers(RedisFaults(killed_rate=1.0))
+            redis.set_faults(RedisFaults(killed_rate=1.0))
             readings.append((await cached_totals(here, run)).done)
-            redis.heals()
+            redis.clear_faults()
         await cached_totals(there, run)
         readings.append((await cached_totals(here, run)).done)
         await trio.sleep(0.01)

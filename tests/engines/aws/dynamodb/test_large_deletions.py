@@ -22,7 +22,7 @@ async def delete_a_run(shard_count: int) -> float:
     store = (await world.engine()).store
     tasks = [a_task(number, shard=number % shard_count) for number in range(ROWS)]
     await keep(store, a_job(shard_count=shard_count), a_run(shard_count=shard_count), *tasks)
-    world.suffers(CallFaults(latency_s=(0.002, 0.006)), DynamoFaults(capacity=LIMITS))
+    world.set_faults(CallFaults(latency_s=(0.002, 0.006)), DynamoFaults(capacity=LIMITS))
     began = trio.current_time()
 
     while await store.delete_run_rows(JOB, None, limit=2_000):
