@@ -1,5 +1,5 @@
-"""prefetch_each: the next item is produced while one is used, and an error of either side is
-raised."""
+"""Tests of prefetch_each: it produces the next item while one is used, and it raises the errors of
+both sides."""
 
 from __future__ import annotations
 
