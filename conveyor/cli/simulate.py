@@ -18,6 +18,9 @@ from conveyor.simulation.simulator import Report
 from conveyor.simulation.suite import JUDGED_FROM, UNASKED, Summary, run_seeds
 from conveyor.simulation.trace.summary import story_of
 
+# After so many seeds the report is written again, so that an interrupted run leaves a recent one.
+# Without a terminal, a line is printed.
+REPORTED_EVERY = 50
 CRASHED, NEVER_ENDED, VIOLATED, NEVER_STRUCK = 127, 128, 129, 126
 
 
@@ -65,7 +68,7 @@ def simulate(  # noqa: PLR0913, PLR0917 (one an option)
         if trace is not None and len(seed_range) == 1:
             trace.write_text("".join(f"{line}\n" for line in report.lines), encoding="utf-8")
         if report_path is not None and (
-            summary.seeds % EVERY == 0 or summary.seeds == len(seed_range)
+            summary.seeds % REPORTED_EVERY == 0 or summary.seeds == len(seed_range)
         ):
             write_report(report_path, summary, seed_range)
     _conclude(summary)
@@ -75,10 +78,22 @@ def simulate(  # noqa: PLR0913, PLR0917 (one an option)
 
 
 def _show_progress(reports: Iterator[Report], count: int) -> Iterator[Report]:
-    console = Console(stderr=True)
-    if count == 1 or not console.is_terminal:
+    if count == 1:
         return reports
-    return iter(track(reports, "Seeds", total=count, console=console))
+    console = Console(stderr=True)
+    if console.is_terminal:
+        return iter(track(reports, "Seeds", total=count, console=console))
+    return print_progress(reports, count)
+
+
+def print_progress(reports: Iterator[Report], count: int) -> Iterator[Report]:
+    """Prints a line now and then: 2,000 seeds take an hour."""
+    failed = 0
+    for number, report in enumerate(reports, start=1):
+        failed += not report.is_well
+        if number % REPORTED_EVERY == 0:
+            click.echo(f"{number:,} of {count:,} seeds, {failed:,} failed", err=True)
+        yield report
 
 
 def _introduce(options: Options, hours: float | None, *, err: bool = False) -> None:
@@ -144,11 +159,6 @@ def _exit_code(summary: Summary) -> int:
 
 # The report of many seeds, as a Markdown page: `conveyor simulate --report FILE`
 # (docs/simulator.md).
-
-
-EVERY = 50
-"""The report is written again after this many seeds, so that an interrupted run leaves a recent
-one."""
 
 
 def write_report(path: Path, summary: Summary, seeds: range) -> None:

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from conveyor.cli import simulate as command
-from conveyor.cli.simulate import lines_of, simulate
+from conveyor.cli.simulate import lines_of, print_progress, simulate
 from conveyor.simulation import suite
 from conveyor.simulation.faults.faults import Fault
 from conveyor.simulation.invariant_monitor import Violation
@@ -159,3 +159,13 @@ def test_a_failure_is_printed_with_the_trace_of_the_rows_that_it_names(
     assert "another" not in lines
     assert "worker1" not in lines
     assert f"a_law: run {RUN} broke it" in lines
+
+
+def test_a_long_run_without_a_terminal_says_how_far_it_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    reports = (Report(options=draw(seed, engine="memory"), hash="") for seed in range(120))
+
+    assert len(list(print_progress(reports, 120))) == 120
+
+    assert capsys.readouterr().err == "50 of 120 seeds, 0 failed\n100 of 120 seeds, 0 failed\n"
