@@ -53,7 +53,7 @@ _XML_DECLARATION = re.compile(rb"<\?xml[^<>]{0,200}\?>\s*")
 _HIDDEN = re.compile(r"<(?:!--|(head|noscript|script|style|svg|template|title)(?=[\s>])[^<>]*>)")
 _FIELD = re.compile(r"<(?:input|textarea|select)\b[^<>]*")
 _IS_BUTTON = re.compile(r"type\s*=\s*[\"']?(?:hidden|submit|button|image)")
-_IMAGE = re.compile(r"<(?:img|picture|video|audio|canvas|iframe|embed|object)\b")
+_IMAGE = re.compile(r"<(?:img|picture|video|audio|canvas|i?frame|embed|object)\b")
 _WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)?")
 _SPACES = re.compile(r"\s+")
 # What separates the parts of a title, such as the name of the page and that of the site.

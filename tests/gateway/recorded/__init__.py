@@ -25,6 +25,8 @@ class Recorded(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     headers: dict[str, str] = {}
     url: str = "https://www.example.com/some/page"
     content_type: str = "text/html; charset=utf-8"
+    #: In which the page is sent.
+    charset: str = "utf-8"
     #: How often the paragraph of prose stands for `{text}`.
     paragraphs: int = 0
     #: Characters that stand for `{data}`.
@@ -37,7 +39,7 @@ class Recorded(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             status=self.status,
             headers=self.headers,
             content_type=self.content_type,
-            body=html.replace("{data}", "x" * self.data_chars).encode(),
+            body=html.replace("{data}", "x" * self.data_chars).encode(self.charset),
         )
 
 
