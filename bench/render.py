@@ -208,7 +208,9 @@ async def _kill_at_random(pool: BrowserPool, every_s: float) -> None:
 def _memory_mb(pool: BrowserPool) -> str:
     with open("/proc/self/statm") as statm:
         own = int(statm.read().split()[1]) * 4096
-    browsers = sum(measure_groups(frozenset(pool.browser_ids)).values())
+    browsers = sum(
+        group.size_bytes for group in measure_groups(frozenset(pool.browser_ids)).values()
+    )
     return f"browsers {browsers / 1e6:.0f} MB, gateway {own / 1e6:.0f} MB"
 
 

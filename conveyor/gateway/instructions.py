@@ -18,6 +18,8 @@ from conveyor.gateway.errors import CallFailed, CallRefused, Fault
 INSTRUCTIONS_MAX = 100
 # One instruction waits at most this long, as the fetch API documents it.
 WAIT_MS_MAX = 30_000
+# All of them together, so that the page has time left within its call.
+WAIT_ALL_MS_MAX = 120_000
 # How long an instruction waits for an element that it acts on.
 ELEMENT_S = 5.0
 WAIT_FOR_S = 30.0
@@ -40,8 +42,11 @@ class InstructionFailed(Exception):
 class InstructedPage(Protocol):
     """What the instructions need of a page. `frame` is the selector of an iframe."""
 
-    async def evaluate(self, function: str, *arguments: object, frame: str | None = None) -> Any:
-        """Calls a function in a world that the page cannot change, and returns its value."""
+    async def evaluate(
+        self, function: str, *arguments: object, frame: str | None = None, wait_s: float = 0.0
+    ) -> Any:
+        """Calls a function in a world that the page cannot change, and returns its value. `wait_s`
+        is how long the function itself waits."""
 
     async def run_script(self, script: str, *, frame: str | None = None) -> None:
         """Runs a script in the world of the page."""
@@ -121,7 +126,11 @@ def parse_instructions(text: str) -> tuple[Instruction, ...]:
         raise _bad("must be a JSON list of objects") from None
     if len(steps) > INSTRUCTIONS_MAX:
         raise _bad(f"may have at most {INSTRUCTIONS_MAX} instructions")
-    return tuple(_parse_step(name, value) for step in steps for name, value in step.items())
+    instructions = tuple(_parse_step(name, value) for step in steps for name, value in step.items())
+    waits_ms = sum(int(each.arguments[0]) for each in instructions if each.name == "wait")
+    if waits_ms > WAIT_ALL_MS_MAX:
+        raise _bad(f"may wait at most {WAIT_ALL_MS_MAX} ms in all")
+    return instructions
 
 
 def _parse_step(name: str, value: object) -> Instruction:
@@ -222,7 +231,8 @@ async def _act(
 async def _find(
     page: InstructedPage, selector: str, wait_s: float, frame: str | None = None
 ) -> None:
-    failure = await page.evaluate(WAIT_FOR_ELEMENT, selector, int(wait_s * 1000), frame=frame)
+    wait_ms = int(wait_s * 1000)
+    failure = await page.evaluate(WAIT_FOR_ELEMENT, selector, wait_ms, frame=frame, wait_s=wait_s)
     if failure is not None:
         raise InstructionFailed(failure)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,7 +27,8 @@ needs_chromium = pytest.mark.skipif(
 @dataclass
 class RunningGateway:
     url: str
-    notices: str = ""  # What it said before it listened.
+    notices: str  # What it said before it listened.
+    process: subprocess.Popen[str]
 
     def get(self, url: str, **params: Any) -> httpx.Response:
         query = {"apikey": KEY, "url": url, **params}
@@ -50,7 +52,7 @@ def run_gateway(**environ: str) -> Iterator[RunningGateway]:
         notices = ""
         for line in process.stderr:
             if match := re.search(r"listening on (\S+)", line):
-                yield RunningGateway(match[1], notices)
+                yield RunningGateway(match[1], notices, process)
                 return
             notices += line
         raise AssertionError(f"the gateway did not start: {notices}")
@@ -71,3 +73,11 @@ def gateway() -> Iterator[RunningGateway]:
 def site() -> Iterator[LocalSite]:
     with serve_site() as served:
         yield served
+
+
+@pytest.fixture
+def unused_port() -> Iterator[int]:
+    """A port of loopback on which nothing listens."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        yield unused.getsockname()[1]

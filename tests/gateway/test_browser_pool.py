@@ -74,8 +74,8 @@ async def test_a_browser_above_its_memory_is_replaced_and_its_page_survives(
 ) -> None:
     async with running_pool(a_proxy()) as pool:
         await pool.render(a_rendering(f"{site.url}/"))
-        (size_bytes,) = measure_groups(frozenset(pool.browser_ids)).values()
-    async with running_pool(a_proxy(), memory_mb_max=size_bytes * 3 // 4 // 1024**2) as pool:
+        (memory,) = measure_groups(frozenset(pool.browser_ids)).values()
+    async with running_pool(a_proxy(), memory_mb_max=memory.size_bytes * 3 // 4 // 1024**2) as pool:
         pages = [await pool.render(a_rendering(f"{site.url}/", {"wait": "2500"}))]
         pages.append(await pool.render(a_rendering(f"{site.url}/")))
         started_count = pool.started_count

@@ -2,18 +2,22 @@
 
 A browser starts when a page needs it, and takes `PAGES_PER_BROWSER` pages at a time, so that a
 browser that crashes interrupts few of them. It is recycled after `SERVED_MAX` pages or when its
-memory exceeds the limit: no more pages begin in it, and it ends with its last page. A browser that
-needs twice the limit is killed at once.
+memory exceeds the limit: no more pages begin in it, and it ends with its last page. When it needs
+twice the limit, its largest process is killed at once. Most often that is the one of the page which
+needs the memory, and the other pages go on. Where it serves all pages, the browser ends.
 
 A page whose browser ended, for whatever reason, is rendered again in another one, within the
 deadline of its call: only GET is rendered, so a repetition is safe. A page whose own process
-crashed gets one more attempt, because the page itself may be the reason.
+crashed gets one more attempt, because the page itself may be the reason. So does a page whose
+browser needed too much memory, and in a browser of its own, where it is certainly the reason.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -58,11 +62,13 @@ class _Slot:
     browser: Chromium | None = None
     page_count: int = 0
     served_count: int = 0
+    pages_max: int = PAGES_PER_BROWSER
+    needed_too_much: bool = False
 
     @property
     def has_room(self) -> bool:
         is_dead = self.ready.is_set() and (self.browser is None or self.browser.devtools.is_gone)
-        return not is_dead and not self.retired.is_set() and self.page_count < PAGES_PER_BROWSER
+        return not is_dead and not self.retired.is_set() and self.page_count < self.pages_max
 
     def retire(self) -> None:
         self.retired.set()
@@ -107,22 +113,24 @@ class BrowserPool:
 
     async def _render(self, call: Call, port: ProxyPort) -> Page:
         crash_count = 0
+        is_alone = False
         for _ in range(BROWSERS_MAX):
-            slot = self._take_slot()
+            slot = self._take_slot(is_alone=is_alone)
             try:
                 return await self._render_in(slot, call, port)
             except PageCrashed:
-                if await _is_ending(slot):
-                    slot.retire()
-                    continue
-                crash_count += 1
-                if crash_count >= CRASHES_MAX:
-                    detail = "the page crashed its process, or needed too much memory"
-                    raise CallFailed(Fault.NO_CONTENT, detail) from None
+                is_of_page = not await _is_ending(slot)
             except BrowserGone:
-                slot.retire()
+                is_of_page = False
                 # A browser that cannot start would otherwise be started again in a tight loop.
                 await trio.sleep(0.05)
+            if not is_of_page:
+                slot.retire()
+            is_alone = is_alone or slot.needed_too_much
+            crash_count += is_of_page or slot.needed_too_much
+            if crash_count >= CRASHES_MAX:
+                detail = "the page crashed its process, or needed too much memory"
+                raise CallFailed(Fault.NO_CONTENT, detail)
         raise CallFailed(Fault.INTERNAL, "the browser ended repeatedly while it rendered the page")
 
     async def _render_in(self, slot: _Slot, call: Call, port: ProxyPort) -> Page:
@@ -138,13 +146,14 @@ class BrowserPool:
             if slot.page_count == 0 and slot.retired.is_set():
                 slot.idle.set()
 
-    def _take_slot(self) -> _Slot:
-        """Returns the browser with the fewest pages, or a new one if all are full."""
-        with_room = [slot for slot in self._slots if slot.has_room]
+    def _take_slot(self, *, is_alone: bool) -> _Slot:
+        """Returns the browser with the fewest pages, or a new one if all are full, or for a page
+        that must be alone."""
+        with_room = [slot for slot in self._slots if slot.has_room and not is_alone]
         slot = min(with_room, key=lambda slot: slot.page_count, default=None)
         if slot is None:
             assert self._nursery is not None, "the pool does not run"
-            slot = _Slot()
+            slot = _Slot(pages_max=1 if is_alone else PAGES_PER_BROWSER)
             self._slots.append(slot)
             self._nursery.start_soon(self._keep, slot)
         slot.page_count += 1
@@ -165,9 +174,12 @@ class BrowserPool:
                     nursery.cancel_scope.cancel()
         except* (BrowserGone, trio.TooSlowError, OSError) as errors:
             cause = repr(errors.exceptions[0])
-            log.warning(
-                "browser did not start", extra={"path": self._launcher.path, "cause": cause}
-            )
+            if slot.browser is None:
+                log.warning(
+                    "browser did not start", extra={"path": self._launcher.path, "cause": cause}
+                )
+            else:
+                log.warning("browser ended", extra={"cause": cause})
         finally:
             slot.browser = None
             slot.ready.set()
@@ -184,13 +196,20 @@ class BrowserPool:
             await trio.sleep(WATCH_S)
             running = {slot.browser.process_id: slot for slot in self._slots if slot.browser}
             used = await self._launcher.executor.run(measure_groups, frozenset(running))
-            for process_id, size_bytes in used.items():
-                slot = running[process_id]
-                if size_bytes > 2 * self._memory_bytes_max and slot.browser is not None:
-                    log.warning("browser killed: out of memory", extra={"bytes": size_bytes})
-                    slot.browser.kill()
-                elif size_bytes > self._memory_bytes_max:
-                    slot.retire()
+            for process_id, memory in used.items():
+                if memory.size_bytes > self._memory_bytes_max:
+                    running[process_id].retire()
+                if memory.size_bytes > 2 * self._memory_bytes_max:
+                    running[process_id].needed_too_much = True
+                    log.warning(
+                        "process killed: the browser needs too much memory",
+                        extra={
+                            "bytes": memory.size_bytes,
+                            "bytes_of_process": memory.largest_bytes,
+                        },
+                    )
+                    with suppress(ProcessLookupError, PermissionError):
+                        os.kill(memory.largest_id, signal.SIGKILL)
 
 
 async def _is_ending(slot: _Slot) -> bool:
@@ -201,10 +220,19 @@ async def _is_ending(slot: _Slot) -> bool:
     return slot.browser is None or slot.browser.devtools.is_gone
 
 
-def measure_groups(group_ids: frozenset[int]) -> Mapping[int, int]:
+@dataclass(slots=True)
+class GroupMemory:
+    """What a process group uses, and its largest process."""
+
+    size_bytes: int = 0
+    largest_id: int = 0
+    largest_bytes: int = 0
+
+
+def measure_groups(group_ids: frozenset[int]) -> Mapping[int, GroupMemory]:
     """Returns the private resident bytes of these process groups; nothing where the system has no
     /proc. Pages that the processes of a browser share would otherwise count several times."""
-    used: dict[int, int] = {}
+    used: dict[int, GroupMemory] = {}
     if not sys.platform.startswith("linux") or not group_ids:
         return used
     for folder in Path("/proc").iterdir():
@@ -216,7 +244,11 @@ def measure_groups(group_ids: frozenset[int]) -> Mapping[int, int]:
             group_id = int(fields[2])
             if group_id in group_ids:
                 _, resident, shared = (folder / "statm").read_text().split()[:3]
-                used[group_id] = used.get(group_id, 0) + (int(resident) - int(shared)) * 4096
+                size_bytes = (int(resident) - int(shared)) * 4096
+                memory = used.setdefault(group_id, GroupMemory())
+                memory.size_bytes += size_bytes
+                if size_bytes > memory.largest_bytes:
+                    memory.largest_id, memory.largest_bytes = int(folder.name), size_bytes
         except (OSError, ValueError, IndexError):
             continue  # It has ended since.
     return used

@@ -7,26 +7,31 @@ Our functions run in an isolated world, where the page can change neither what t
 they return. Only `evaluate` instructions run in the world of the page.
 
 The page counts as loaded when its `load` event has occurred and it has had no request under way
-for QUIET_S, so that data that it fetches is there. A page that never stops is taken after SETTLE_S.
+for QUIET_S, so that data that it fetches is there. A page that never stops is taken after SETTLE_S,
+and one whose document is complete but lacks an image or a frame after LOAD_S.
+
+Every command to a page is bounded: a page whose scripts never pause answers none, and would
+otherwise keep its place, and a processor, for the whole time of the call.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from math import inf
 from typing import Any
 
 import msgspec
 import trio
 
 from conveyor.domain import limits
-from conveyor.domain.submit.target import Target
+from conveyor.domain.submit.target import LOCATION_CHARS_MAX, BadUrl, Target, parse_url
 from conveyor.gateway.browser.chromium import Chromium
 from conveyor.gateway.browser.devtools import GONE, BrowserGone
 from conveyor.gateway.browser.requests import RequestFilter, RequestLog
 from conveyor.gateway.call import PIXELS_MAX, Call, Rendering, Screenshot
-from conveyor.gateway.errors import CallFailed, CallRefused, Fault, failure_from
+from conveyor.gateway.errors import CallFailed, CallRefused, Fault, failure_from, failure_of_status
 from conveyor.gateway.guarding_proxy import ProxyPort
 from conveyor.gateway.instructions import EVENTS, WAIT_FOR_ELEMENT, perform
 from conveyor.gateway.page import Page, RenderReport
@@ -35,6 +40,16 @@ from conveyor.gateway.page import Page, RenderReport
 QUIET_S = 0.1
 # After `load`. Pages that poll would never be quiet.
 SETTLE_S = 8.0
+# From the start of the answer to `load`.
+LOAD_S = 30.0
+# A page whose scripts compute for longer without a pause never answers.
+ANSWER_S = 30.0
+# What a command may take besides: together with ANSWER_S, a navigation waits for a site as long as
+# a plain fetch, and about a thousand pages are printed.
+NAVIGATE_S = 30.0
+PRINT_S = 30.0
+# An `evaluate` instruction. Less than ANSWER_S, because a script that waits fails only itself.
+SCRIPT_S = 25.0
 # Less than a caller waits for a page by default (60 s), so that he learns what was missing.
 WAIT_FOR_S = 45.0
 # A context that is not disposed of in this time belongs to a browser that hangs.
@@ -59,10 +74,33 @@ _READ_HTML = """bytesMax => {
     return html.length > bytesMax ? null : html;
 }"""
 _READ_BOX = """selector => {
-    const box = document.querySelector(selector)?.getBoundingClientRect();
+    let element;
+    try { element = document.querySelector(selector); } catch { return 'invalid'; }
+    const box = element?.getBoundingClientRect();
     return box ? [box.x + scrollX, box.y + scrollY, box.width, box.height] : null;
 }"""
 _WORLD = "conveyor"
+_NO_ANSWER = "the page did not answer: its scripts do not end, or it navigates without end"
+# Chromium makes a document of its own of these, in which it plays or shows them.
+_MEDIA = ("application/pdf", "audio/", "image/", "multipart/", "video/")
+
+
+class _Frame(msgspec.Struct, rename="camel"):
+    """What a frame shows. `unreachable_url` is that of a page for which the browser shows an error
+    of its own."""
+
+    id: str = ""
+    loader_id: str = ""
+    url: str = ""
+    unreachable_url: str = ""
+
+
+class _Navigation(msgspec.Struct):
+    frame: _Frame
+
+
+class _FrameEvent(msgspec.Struct, rename="camel"):
+    frame_id: str = ""
 
 
 class PageCrashed(Exception):
@@ -146,6 +184,7 @@ class _BrowserPage:
         self._worlds: dict[str, int] = {}
         self._occurred: set[str] = set()
         self._changed = trio.Event()
+        self._shown = _Frame()
         self._requests = RequestLog(frame_id, on_change=self._wake)
         self._filter = RequestFilter(call)
         self.is_crashed = False
@@ -186,10 +225,14 @@ class _BrowserPage:
     async def load(self) -> None:
         """Navigates, and waits until the page is loaded."""
         target = self._call_params.target
-        answer = await self._command("Page.navigate", {"url": target.url})
+        with _answering(NAVIGATE_S, "the site did not answer in time"):
+            answer = await self._command("Page.navigate", {"url": target.url}, wait_s=inf)
         if failure := answer.get("errorText"):
             raise self._navigation_failure(failure, target)
-        await self._wait(lambda: "load" in self._occurred)
+        with trio.move_on_after(LOAD_S):
+            await self._wait(lambda: not self._occurred.isdisjoint({"load", "stopped"}))
+        if self._occurred.isdisjoint({"domcontentloaded", "stopped"}):
+            raise CallFailed(Fault.TOO_SLOW, f"the page did not load within {LOAD_S:.0f} s")
         rendering = self._rendering
         if rendering.wait_for is None:
             await self._settle()
@@ -207,6 +250,11 @@ class _BrowserPage:
         response = self._requests.main_response
         if response is None:
             raise CallFailed(Fault.NO_CONTENT, "the site sent no page")
+        self._refuse_what_no_site_sent()
+        if not rendering.has_own_form and dict(response.headers).get("content-type", "").startswith(
+            _MEDIA
+        ):
+            raise NotRenderable
         screenshot = None
         if rendering.screenshot is not None:
             screenshot = await self._take_screenshot(rendering.screenshot)
@@ -230,17 +278,18 @@ class _BrowserPage:
     ) -> tuple[bytes, str] | None:
         """Returns the PDF or the screenshot, if one of them is the result."""
         if rendering.is_pdf:
-            printed = await self._command("Page.printToPDF", {"printBackground": True})
+            options = {"printBackground": True}
+            printed = await self._command("Page.printToPDF", options, wait_s=PRINT_S)
             return base64.b64decode(printed["data"]), "application/pdf"
         if screenshot is not None and not rendering.is_json:
             return base64.b64decode(screenshot["data"]), screenshot["type"]
         return None
 
     async def _read_html(self) -> bytes:
-        html = await self.evaluate(_READ_HTML, limits.BODY_BYTES_MAX)
-        if html is None:
+        html: str | None = await self.evaluate(_READ_HTML, limits.BODY_BYTES_MAX)
+        encoded = None if html is None else html.encode(errors="replace")
+        if encoded is None or len(encoded) > limits.BODY_BYTES_MAX:
             raise CallFailed(Fault.TOO_LARGE, f"it has more than {limits.BODY_BYTES_MAX} bytes")
-        encoded: bytes = html.encode(errors="replace")
         return encoded
 
     async def _take_screenshot(self, options: Screenshot) -> dict[str, Any]:
@@ -251,6 +300,8 @@ class _BrowserPage:
             width, height = content["width"], content["height"]
         if options.selector is not None:
             box = await self.evaluate(_READ_BOX, options.selector)
+            if box == "invalid":
+                raise CallFailed(Fault.BAD_PARAMETER, "screenshot_selector is invalid")
             if box is None:
                 raise CallFailed(Fault.NO_CONTENT, "no element matches screenshot_selector")
             x, y, width, height = box
@@ -285,24 +336,37 @@ class _BrowserPage:
 
     # What the instructions need of a page.
 
-    async def evaluate(self, function: str, *arguments: object, frame: str | None = None) -> Any:
-        result = await self._in_context(
-            await self._frame_of(frame),
-            lambda world: {
-                "functionDeclaration": function,
-                "executionContextId": world,
-                "arguments": [{"value": argument} for argument in arguments],
-            },
-        )
+    async def evaluate(
+        self, function: str, *arguments: object, frame: str | None = None, wait_s: float = 0.0
+    ) -> Any:
+        with _answering(wait_s):
+            result = await self._in_context(
+                await self._frame_of(frame),
+                lambda world: {
+                    "functionDeclaration": function,
+                    "executionContextId": world,
+                    "arguments": [{"value": argument} for argument in arguments],
+                },
+                wait_s,
+            )
         return result.get("value")
 
     async def run_script(self, script: str, *, frame: str | None = None) -> None:
         # `Runtime.evaluate` without a context runs in the page's own world of the main frame. In
         # another frame, a script element gives the same.
         if frame is None:
-            params = {"expression": script, "awaitPromise": True, "userGesture": True}
-            answer = await self._command("Runtime.evaluate", params)
-            _refuse_exception(answer)
+            params = {
+                "expression": script,
+                "awaitPromise": True,
+                "userGesture": True,
+                # Of what it computes; it may also wait for a promise.
+                "timeout": SCRIPT_S * 1000,
+            }
+            with trio.move_on_after(SCRIPT_S + 1.0) as scope:
+                answer = await self._command("Runtime.evaluate", params)
+                _refuse_exception(answer)
+            if scope.cancelled_caught:
+                raise CallRefused("script", f"it did not end within {SCRIPT_S:.0f} s")
             return
         inject = """script => {
             const element = document.createElement('script');
@@ -332,7 +396,7 @@ class _BrowserPage:
         return frame_id
 
     async def _in_context(
-        self, frame_id: str, params: Callable[[int], dict[str, Any]]
+        self, frame_id: str, params: Callable[[int], dict[str, Any]], wait_s: float
     ) -> dict[str, Any]:
         """Calls a function in our world of a frame. A navigation destroys the world, and then the
         call is created again in the next one."""
@@ -340,7 +404,7 @@ class _BrowserPage:
             world = self._worlds.get(frame_id) or await self._make_world(frame_id)
             call = {**params(world), "awaitPromise": True, "returnByValue": True}
             try:
-                answer = await self._command("Runtime.callFunctionOn", call)
+                answer = await self._command("Runtime.callFunctionOn", call, wait_s=wait_s)
             except CallRefused:
                 if self._worlds.get(frame_id) == world:
                     raise
@@ -357,8 +421,11 @@ class _BrowserPage:
         self._worlds[frame_id] = world
         return world
 
-    async def _command(self, method: str, params: dict[str, Any] | None = None) -> dict[str, Any]:
-        return await self._devtools.call(method, params, session_id=self._session_id)
+    async def _command(
+        self, method: str, params: dict[str, Any] | None = None, *, wait_s: float = 0.0
+    ) -> dict[str, Any]:
+        with _answering(wait_s):
+            return await self._devtools.call(method, params, session_id=self._session_id)
 
     # Waiting.
 
@@ -368,6 +435,10 @@ class _BrowserPage:
                 raise BrowserGone
             if self.is_crashed:
                 raise PageCrashed
+            if self._requests.is_too_large:
+                raise CallFailed(Fault.TOO_LARGE, f"it has more than {limits.BODY_BYTES_MAX} bytes")
+            if self._requests.is_broken:
+                raise CallFailed(Fault.NO_CONTENT, "the answer of the site broke off")
             await self._changed.wait()
 
     async def _settle(self) -> None:
@@ -383,7 +454,12 @@ class _BrowserPage:
             return
 
     async def _wait_for(self, selector: str) -> None:
-        failure = await self.evaluate(WAIT_FOR_ELEMENT, selector, int(WAIT_FOR_S * 1000))
+        failure: str | None = "no element matches the selector"
+        # A page that navigates starts the wait of the function anew.
+        with trio.move_on_after(WAIT_FOR_S + 1.0):
+            failure = await self.evaluate(
+                WAIT_FOR_ELEMENT, selector, int(WAIT_FOR_S * 1000), wait_s=WAIT_FOR_S
+            )
         if failure is not None:
             invalid = "invalid" in failure
             fault = Fault.BAD_PARAMETER if invalid else Fault.NO_CONTENT
@@ -395,9 +471,21 @@ class _BrowserPage:
         for (host, port), error in self._port.failures.items():
             if (host, port) == (target.host, target.port) or len(self._port.failures) == 1:
                 return failure_from(error)
+        if "INVALID_AUTH_CREDENTIALS" in text:
+            return failure_of_status(401)
         if "CERT" in text or "SSL" in text:
             return CallFailed(Fault.NO_CONTENT, "the TLS connection failed")
         return CallFailed(Fault.NO_CONTENT, "the page could not be loaded")
+
+    def _refuse_what_no_site_sent(self) -> None:
+        """The page may have gone on to an address that the browser shows as an error, or to an
+        empty one. Neither is what the site has at its URL."""
+        if self._shown.url.startswith(("http:", "https:", "blob:")):
+            return
+        target = parse_url(self._shown.unreachable_url, chars_max=LOCATION_CHARS_MAX)
+        if isinstance(target, BadUrl):
+            raise CallFailed(Fault.NO_CONTENT, "the page went to an address without a page")
+        raise self._navigation_failure("", target)
 
     def _wake(self) -> None:
         self._changed.set()
@@ -413,6 +501,12 @@ class _BrowserPage:
             self._post(decision, params)
         elif method == "Page.frameNavigated":
             self._worlds.clear()
+            frame = msgspec.json.decode(raw, type=_Navigation).frame
+            if frame.id == self._frame_id:
+                self._shown = frame
+                self._requests.commit(frame.loader_id)
+        elif method in {"Page.frameStartedLoading", "Page.frameStoppedLoading"}:
+            self._note_loading(method, raw)
         elif method == "Page.loadEventFired":
             self._occurred.add("load")
             self._wake()
@@ -427,6 +521,17 @@ class _BrowserPage:
             self._devtools.forget(self._session_id)
             self._wake()
 
+    def _note_loading(self, method: str, raw: msgspec.Raw) -> None:
+        """A page that starts a navigation which leads nowhere, such as a download or a mail, while
+        it is read has no `load` event. It is as loaded as it will be when the browser stops."""
+        if msgspec.json.decode(raw, type=_FrameEvent).frame_id != self._frame_id:
+            return
+        if method == "Page.frameStartedLoading":
+            self._occurred.discard("stopped")
+        elif self._shown.url:
+            self._occurred.add("stopped")
+            self._wake()
+
     def _post(self, method: str, params: dict[str, Any]) -> None:
         if not self._devtools.post(method, params, session_id=self._session_id):
             # A page that asks faster than the browser answers is treated as crashed.
@@ -439,6 +544,16 @@ class _BrowserPage:
 _OF_THE_TRANSFER = frozenset(
     {"content-type", "content-length", "content-encoding", "transfer-encoding"}
 )
+
+
+@contextmanager
+def _answering(wait_s: float, detail: str = _NO_ANSWER) -> Iterator[None]:
+    """Bounds what the page has to answer, and for which it may wait so long itself."""
+    try:
+        with trio.fail_after(wait_s + ANSWER_S):
+            yield
+    except trio.TooSlowError:
+        raise CallFailed(Fault.TOO_SLOW, detail) from None
 
 
 def _refuse_exception(answer: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from conveyor.domain import limits
 from conveyor.domain.submit.target import BadUrl, Target, parse_url
 from conveyor.gateway.call import RESOURCES, Call
 from conveyor.http_client.pool import forwardable, public_headers
@@ -41,6 +42,8 @@ class _NetworkEvent(msgspec.Struct, rename="camel"):
     loader_id: str = ""
     frame_id: str = ""
     type: str = ""
+    data_length: int = 0
+    canceled: bool = False
     request: _Request = msgspec.field(default_factory=_Request)
     response: _Response = msgspec.field(default_factory=_Response)
 
@@ -79,14 +82,24 @@ class LoggedRequest(msgspec.Struct):
 
 
 class RequestLog:
-    """Counts the requests under way, and keeps the response of the document."""
+    """Counts the requests under way, and keeps the response of the document.
+
+    A navigation that ends in a download gets a response too, but the page stays what it was: a
+    response counts from `commit` on. `is_broken` and `is_too_large` are about the body of the
+    document.
+    """
 
     def __init__(self, frame_id: str, *, on_change: Callable[[], None]) -> None:
         self._frame_id = frame_id
         self._on_change = on_change
         self._pending: set[str] = set()
         self._logged: dict[str, LoggedRequest] = {}
+        self._documents: dict[str, MainResponse] = {}
+        self._document_id = ""
+        self._document_bytes = 0
         self.main_response: MainResponse | None = None
+        self.is_broken = False
+        self.is_too_large = False
 
     @property
     def pending_count(self) -> int:
@@ -94,6 +107,19 @@ class RequestLog:
 
     def xhr(self) -> Iterator[LoggedRequest]:
         return (request for request in self._logged.values() if request.status)
+
+    def commit(self, document_id: str) -> None:
+        """The page now shows this document. One that no site sent, such as a blob, has no
+        response, and keeps that of the page which made it."""
+        self._document_id = document_id
+        self._document_bytes = 0
+        self.main_response = self._documents.get(document_id, self.main_response)
+        if self.main_response is not None:
+            length = dict(self.main_response.headers).get("content-length", "")
+            # Longer numbers are no lengths.
+            is_length = length.isascii() and length.isdigit() and len(length) <= 18
+            self.is_too_large = is_length and int(length) > limits.BODY_BYTES_MAX
+        self._on_change()
 
     def take(self, method: str, raw: msgspec.Raw) -> None:
         match method:
@@ -104,7 +130,16 @@ class RequestLog:
             case "Network.loadingFinished" | "Network.loadingFailed":
                 event = msgspec.json.decode(raw, type=_NetworkEvent)
                 self._pending.discard(event.request_id)
+                if event.request_id == self._document_id and method == "Network.loadingFailed":
+                    self.is_broken = not event.canceled
                 self._on_change()
+            case "Network.dataReceived":
+                event = msgspec.json.decode(raw, type=_NetworkEvent)
+                if event.request_id == self._document_id:
+                    self._document_bytes += event.data_length
+                    if self._document_bytes > limits.BODY_BYTES_MAX:
+                        self.is_too_large = True
+                        self._on_change()
 
     def _begin(self, event: _NetworkEvent) -> None:
         # The end of a worker's own script is an event of the worker, and not of the page.
@@ -125,7 +160,10 @@ class RequestLog:
             logged.status, logged.headers = response.status, response.headers
         if event.type == "Document" and event.frame_id == self._frame_id:
             headers = tuple((name.lower(), value) for name, value in response.headers.items())
-            self.main_response = MainResponse(response.url, response.status, headers)
+            document = MainResponse(response.url, response.status, headers)
+            self._documents[event.request_id] = document
+            if self.main_response is None or event.request_id == self._document_id:
+                self.main_response = document
 
 
 class RequestFilter:
