@@ -208,3 +208,21 @@ def test_bodies_in_any_charset_are_returned_as_text(
     assert "two streams" in gateway.render(f"{site.url}/invalid").text
     assert gateway.get(f"{site.url}/invalid", response_type="plaintext").status_code == 200
     assert gateway.render(f"{site.url}/empty").status_code == 200
+
+
+@pytest.mark.parametrize("params", [{}, {"json_response": "true"}, {"autoparse": "true"}])
+def test_half_a_surrogate_pair_in_a_page_ends_no_browser(
+    gateway: RunningGateway, site: LocalSite, params: dict[str, str]
+) -> None:
+    script = """document.title = '\\ud800 title'; history.pushState(0, '', '/halves?\\udfff');
+        fetch('/echo', {method: 'POST', body: '\\ud83d half'}); alert('\\udc00')"""
+    site.pages["/halves"] = (
+        200,
+        {"Content-Type": "text/html"},
+        f"{TEXT}<p>\U0001f600</p><script>{script}</script>".encode(),
+    )
+
+    answer = gateway.render(f"{site.url}/halves", **params)
+
+    assert answer.status_code == 200
+    assert "title" in answer.text

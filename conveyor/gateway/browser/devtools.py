@@ -13,6 +13,8 @@ sets Trio events; it never waits, so that a page that produces many events delay
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Callable, Mapping
 from math import inf
 from typing import Any
@@ -21,6 +23,8 @@ import msgspec
 import trio
 
 from conveyor.gateway.errors import CallRefused
+
+log = logging.getLogger(__name__)
 
 READ_BYTES = 256 * 1024
 # A page, a screenshot or a PDF is one message. A larger one could only come from a page that wants
@@ -61,6 +65,17 @@ class _Call:
         self.answer: _Message | None = None
 
 
+def _read_message(data: bytes) -> _Message:
+    """Reads a message. The text of a page may contain halves of surrogate pairs, which JSON of
+    browsers has and msgspec refuses; they become question marks, as in the HTML of such a page."""
+    try:
+        return msgspec.json.decode(data, type=_Message)
+    except msgspec.DecodeError:
+        # Slower, and holds several copies, so only where it must be.
+        repaired = json.dumps(json.loads(data), ensure_ascii=False).encode(errors="replace")
+        return msgspec.json.decode(repaired, type=_Message)
+
+
 OnEvent = Callable[[str, msgspec.Raw], None]
 
 
@@ -93,6 +108,9 @@ class DevTools:
                 nursery.cancel_scope.cancel()
         except* (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # The browser ended.
+        except* (ValueError, RecursionError) as errors:
+            # What cannot be read costs this browser, and must not cost the others.
+            log.warning("browser sent an invalid message", extra={"cause": repr(errors)[:200]})
         finally:
             self._gone.set()
             for call in self._calls.values():
@@ -179,7 +197,7 @@ class DevTools:
                 return
 
     def _take(self, data: bytes) -> None:
-        message = msgspec.json.decode(data, type=_Message)
+        message = _read_message(data)
         if message.id:
             call = self._calls.get(message.id)
             if call is not None:
