@@ -152,8 +152,8 @@ class Settings:
     #: measures the demand, shows it in `/metrics`, and logs it once a minute in the embedded metric
     #: format of CloudWatch.
     scaling: str | None = None
-    #: Seconds that a `worker` lets its fetches continue after SIGTERM; at least 20 s less than the
-    #: time until it is killed.
+    #: Seconds that a `worker` lets its fetches continue after SIGTERM, and a `gateway` its calls;
+    #: at least 20 s less than the time until it is killed.
     drain_s: int = limits.DRAIN_S
     #: Days after its fetch that a body is kept at most; no job may ask for more.
     body_days: int = limits.BODY_DAYS

@@ -317,6 +317,7 @@ async def _run_gateway(settings: Settings, inherit: int | None) -> None:
             on_listening=partial(_announce_gateway, world) if inherit is None else lambda _: None,
             head_limits=HEAD_LIMITS,
             listeners=[] if inherit is None else [_inherited(inherit)],
+            grace_s=_gateway_grace_s(settings, inherit),
         )
         supervisor = Supervisor(
             "gateway",
@@ -324,7 +325,10 @@ async def _run_gateway(settings: Settings, inherit: int | None) -> None:
             children=[
                 *world.children,
                 Child(
-                    "http_server", run=server.run, reports_ready=True, stop_grace_s=GRACE_S + 2.0
+                    "http_server",
+                    run=server.run,
+                    reports_ready=True,
+                    stop_grace_s=server.grace_s + 2.0,
                 ),
             ],
         )
@@ -334,6 +338,12 @@ async def _run_gateway(settings: Settings, inherit: int | None) -> None:
             nursery.start_soon(_cancel_at_end_of_input, nursery.cancel_scope)
         nursery.start_soon(end_if_failed, supervisor)
         await supervisor.run()
+
+
+def _gateway_grace_s(settings: Settings, inherit: int | None) -> float:
+    """Returns the time for the calls under way at shutdown: what `_drain_api` leaves of the drain.
+    The program that starts a gateway of its own has ended its calls, and waits only STOP_S."""
+    return GRACE_S if inherit is not None else max(GRACE_S, settings.drain_s - API_DRAIN_S)
 
 
 def _announce_gateway(world: FetchService, url: str) -> None:

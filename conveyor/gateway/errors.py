@@ -88,6 +88,7 @@ def failure_from(error: FetchFailed) -> CallFailed:
 
 
 _FAULTS = {
+    "invalid_param_value": Fault.BAD_PARAMETER,
     "not_extracted": Fault.NOT_EXTRACTED,
     "not_html": Fault.NOT_EXTRACTED,
     "page_soft_404": Fault.NOT_FOUND,

@@ -141,7 +141,7 @@ class FetchApp:
 
     def _identify(self, query: Mapping[str, str]) -> str:
         key = query.get("apikey", "")
-        if not key:
+        if not key.strip():
             raise CallFailed(Fault.NO_KEY, "Send the API key as `apikey`.")
         try:
             if len(key) > KEY_CHARS_MAX:

@@ -81,7 +81,9 @@ def test_xpath_has_no_functions_that_backtrack() -> None:
     assert caught.value.code == "invalid_param_value"
 
 
-@pytest.mark.parametrize("selector", ["h1[", "a >", "::", "//h1[", "x:y(", ""])
+@pytest.mark.parametrize(
+    "selector", ["h1[", "a >", "::", "//h1[", "x:y(", "", "//h1[x:y]", "//h1[. = $a]"]
+)
 def test_a_selector_that_cannot_be_used_is_named(selector: str) -> None:
     assert check_selector(selector)
     with pytest.raises(NotExtracted) as caught:

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import resource
 import socket
+import time
 from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+import httpx
 import pytest
 from zenrows import ZenRowsClient
 
+from conveyor.domain import limits
+from conveyor.gateway.errors import Fault
+from tests.e2e.programs import until
 from tests.gateway.conftest import KEY, RunningGateway, needs_chromium, run_gateway
 from tests.gateway.site import LocalSite
 
 pytestmark = pytest.mark.slow
 
 T = TypeVar("T")
+WAITS_TOO_LONG = "[" + ",".join(['{"wait": 30000}'] * 5) + "]"
 
 
 @pytest.fixture
@@ -85,7 +94,10 @@ def test_a_body_and_headers_reach_the_site(client: ZenRowsClient, site: LocalSit
         ("{site}/", {"wait": "1000"}, 400, "REQS004"),
         ("{site}/", {"js_render": "true", "wait": "31000"}, 400, "REQS004"),
         ("{site}/", {"js_render": "true", "js_instructions": '[{"dance": 1}]'}, 400, "REQS004"),
+        ("{site}/", {"js_render": "true", "js_instructions": WAITS_TOO_LONG}, 400, "REQS004"),
         ("{site}/", {"js_render": "true", "block_resources": "wishes"}, 400, "REQS004"),
+        ("{site}/", {"css_extractor": '{"a": "//p[re:test(., 1)]"}'}, 400, "REQS004"),
+        ("{site}/", {"css_extractor": '{"a": "//p[. = $b]"}'}, 400, "REQS004"),
         ("{site}/", {"js_render": "perhaps"}, 400, "REQS004"),
         ("{site}/", {"premium_proxy": "perhaps"}, 400, "REQS004"),
         ("{site}/", {"custom_headers": "perhaps"}, 400, "REQS004"),
@@ -124,6 +136,129 @@ def test_failures_have_the_codes_of_the_api(
         assert answer.headers["content-type"] == "application/problem+json"
 
 
+def test_a_blank_key_is_no_key(gateway: RunningGateway, site: LocalSite) -> None:
+    with ZenRowsClient(" ", base_url=gateway.url) as client:
+        answers = _ask_both_ways(client, f"{site.url}/")
+    without = httpx.get(gateway.url, params={"url": f"{site.url}/"})
+
+    assert codes_of(answers) == {(401, "AUTH001")}
+    assert (without.status_code, without.json()["code"]) == (401, "AUTH001")
+    assert site.requests == []
+
+
+@pytest.mark.parametrize(
+    "params", [{}, {"mode": "auto"}, pytest.param({"js_render": "true"}, marks=needs_chromium)]
+)
+def test_a_page_above_the_limit_is_too_large(
+    client: ZenRowsClient, site: LocalSite, params: dict[str, str]
+) -> None:
+    html = b"<p>" + b"x" * limits.BODY_BYTES_MAX
+    site.pages["/large"] = (200, {"Content-Type": "text/html"}, html)
+
+    answers = _ask_both_ways(client, f"{site.url}/large", params)
+
+    assert codes_of(answers) == {(413, "RESP005")}
+    assert client.get(f"{site.url}/").status_code == 200
+
+
+@needs_chromium
+def test_a_page_that_never_loads_takes_too_long(client: ZenRowsClient, site: LocalSite) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        script = f'<p>wait</p><script src="http://127.0.0.1:{silent.getsockname()[1]}/"></script>'
+        site.pages["/slow"] = (200, {"Content-Type": "text/html"}, script.encode())
+
+        answers = _ask_both_ways(client, f"{site.url}/slow", {"js_render": "true"})
+
+    assert codes_of(answers) == {(504, "CTX0002")}
+
+
+def test_a_gateway_without_a_free_descriptor_has_no_room_until_it_has_one(
+    site: LocalSite, unused_port: int
+) -> None:
+    with run_gateway() as running, ZenRowsClient(KEY, base_url=running.url) as client:
+        # Their connection stays open, so that only the one to the site needs a descriptor.
+        client.get(f"{site.url}/")
+        usual = resource.prlimit(running.process.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(running.process.pid, resource.RLIMIT_NOFILE, (3, usual[1]))
+        answers = _ask_both_ways(client, f"http://127.0.0.1:{unused_port}/", at_once=False)
+        resource.prlimit(running.process.pid, resource.RLIMIT_NOFILE, usual)
+        again = client.get(f"{site.url}/moved")
+
+    assert codes_of(answers) == {(503, "ERR0000")}
+    assert {answer.headers["Retry-After"] for answer in answers} == {"5"}
+    assert again.status_code == 200
+
+
+def test_a_browser_that_ends_again_and_again_is_a_failure_of_the_gateway(
+    site: LocalSite, tmp_path: Path
+) -> None:
+    program = tmp_path / "chromium"
+    program.write_text("#!/bin/sh\nexit 1\n")
+    program.chmod(0o755)
+    with (
+        run_gateway(CONVEYOR_CHROMIUM=str(program)) as running,
+        ZenRowsClient(KEY, base_url=running.url) as client,
+    ):
+        answers = _ask_both_ways(client, f"{site.url}/", {"js_render": "true"})
+        plain = client.get(f"{site.url}/")
+
+    assert codes_of(answers) == {(500, "ERR0001")}
+    assert plain.status_code == 200
+
+
+def test_each_code_of_the_documents_is_one_of_the_gateway() -> None:
+    table = Path("docs/gateway.md").read_text().partition("| code | status |")[2]
+    rows = table.partition("\n\n")[0].splitlines()[2:]
+    documented = {code for row in rows for code in re.findall(r"`([A-Z]+\d+)`", row.split("|")[1])}
+
+    assert documented == {fault.code for fault in Fault}
+
+
+@needs_chromium
+def test_a_stopping_gateway_finishes_its_calls_and_takes_no_more(site: LocalSite) -> None:
+    with (
+        run_gateway(CONVEYOR_DRAIN_S="30") as running,
+        ZenRowsClient(KEY, base_url=running.url) as client,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        client.get(f"{site.url}/", params={"js_render": "true"})
+        # Longer than a load balancer needs to notice, and than a request of the API has to end.
+        params = {"js_render": "true", "js_instructions": '[{"wait": 14000}]'}
+        call = threads.submit(client.get, f"{site.url}/", params=params)
+        while site.paths().count("/") < 2:
+            time.sleep(0.05)
+        running.process.terminate()
+        origin = running.url.removesuffix("/v1/")
+        until("readiness to end", lambda: httpx.get(f"{origin}/readyz").status_code == 503 or None)
+        until("the port to close", lambda: _is_refused(origin) or None, deadline_s=15)
+        is_under_way = not call.done()
+        page = call.result(timeout=60)
+        status = running.process.wait(timeout=15)
+
+    assert is_under_way
+    assert (page.status_code, "thing 19" in page.text) == (200, True)
+    assert status == 0
+
+
+def test_a_stopping_gateway_cuts_calls_that_take_too_long(site: LocalSite) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        run_gateway(CONVEYOR_DRAIN_S="6") as running,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        call = threads.submit(running.get, f"http://127.0.0.1:{silent.getsockname()[1]}/")
+        accepted, _ = silent.accept()
+        began_at = time.monotonic()
+        running.process.terminate()
+        with pytest.raises(httpx.TransportError):
+            call.result(timeout=60)
+        running.process.wait(timeout=15)
+        seconds = time.monotonic() - began_at
+        accepted.close()
+
+    assert 5 < seconds < 15
+
+
 def test_the_clients_extraction_by_ai_is_refused_with_what_there_is_instead(
     client: ZenRowsClient, site: LocalSite
 ) -> None:
@@ -133,6 +268,18 @@ def test_the_clients_extraction_by_ai_is_refused_with_what_there_is_instead(
         assert (answer.status_code, answer.json()["code"]) == (400, "REQS004")
         assert "css_extractor" in answer.json()["detail"]
     assert site.requests == []
+
+
+@needs_chromium
+def test_an_invalid_selector_of_a_screenshot_is_a_mistake_of_the_caller(
+    client: ZenRowsClient, site: LocalSite
+) -> None:
+    codes = [
+        client.get(f"{site.url}/", params={"js_render": "true", "screenshot_selector": selector})
+        for selector in ("[", ".none")
+    ]
+
+    assert [answer.json()["code"] for answer in codes] == ["REQS004", "RESP001"]
 
 
 def test_what_is_switched_off_asks_for_nothing(client: ZenRowsClient, site: LocalSite) -> None:
@@ -191,6 +338,35 @@ def test_a_browser_that_is_named_and_missing_is_an_error() -> None:
         run_gateway(CONVEYOR_CHROMIUM="/no/such"),
     ):
         pass
+
+
+def _ask_both_ways(
+    client: ZenRowsClient, url: str, params: dict[str, str] | None = None, *, at_once: bool = True
+) -> list[Any]:
+    """Fetches with the method for threads and with the one for asyncio."""
+
+    async def scenario() -> list[Any]:
+        if not at_once:
+            return [client.fetch(url, params=params), await client.fetch_async(url, params=params)]
+        both = await asyncio.gather(
+            asyncio.to_thread(client.fetch, url, params=params),
+            client.fetch_async(url, params=params),
+        )
+        return list(both)
+
+    return _run(scenario())
+
+
+def codes_of(answers: list[Any]) -> set[tuple[int, str]]:
+    return {(answer.status_code, answer.json()["code"]) for answer in answers}
+
+
+def _is_refused(origin: str) -> bool:
+    try:
+        httpx.get(f"{origin}/readyz")
+    except httpx.ConnectError:
+        return True
+    return False
 
 
 def _run(scenario: Coroutine[Any, Any, T]) -> T:

@@ -28,7 +28,8 @@ from conveyor.usecases.context import Context
 
 log = logging.getLogger(__name__)
 
-# The time for requests in progress at shutdown. A larger value delays a restart.
+# The time for requests in progress at shutdown. A larger value delays a restart. The gateway, whose
+# calls take longer, has its own (cli/roles.py).
 GRACE_S = 3.0
 # Connections that the kernel accepts while the process is busy.
 BACKLOG = 1024
@@ -47,7 +48,7 @@ class StartableApplication(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class HttpServer:
-    """Serves until it is cancelled. Requests in progress then have GRACE_S to finish."""
+    """Serves until it is cancelled. Requests in progress then have `grace_s` to finish."""
 
     make_app: Callable[[Callable[[], bool]], StartableApplication]
     host: str
@@ -58,6 +59,7 @@ class HttpServer:
     head_limits: HeadLimits = USUAL_HEADS
     #: Sockets that listen already, instead of `host` and `port`.
     listeners: Sequence[trio.SocketListener] = ()
+    grace_s: float = GRACE_S
     is_ready: bool = False
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -95,7 +97,7 @@ class HttpServer:
                 head_limits=self.head_limits,
             )
             task_status.started(listeners[0].socket.getsockname()[1])
-            await listener.serve(listeners, stop, grace_s=GRACE_S)
+            await listener.serve(listeners, stop, grace_s=self.grace_s)
 
 
 def count_connections_max() -> int:

@@ -23,6 +23,9 @@ from conveyor.domain.submit.scraper_params import (
     split_outputs,
 )
 
+_LITERAL = re.compile(r"\"[^\"]*\"|'[^']*'")
+# A prefix or a variable of XPath, which fails only where it is evaluated, perhaps on few pages.
+_UNDEFINED = re.compile(r"\$|[A-Za-z_][\w.-]*:(?=[A-Za-z_*])")
 _ATTRIBUTE = re.compile(r"(?:^|\s|(?<=[\w\])*]))@([A-Za-z_][\w:.-]*)\s*\Z")
 _SPACES = re.compile(r"\s+")
 _EMAIL = re.compile(
@@ -150,6 +153,8 @@ def _compile(selector: str) -> tuple[Callable[[Any], Any], str | None]:
 
     selector = selector.strip()
     if selector.startswith(("/", "./", "(")):
+        if _UNDEFINED.search(_LITERAL.sub("", selector)):
+            raise SyntaxError("XPath has no prefixes and no variables here")
         return XPath(selector, smart_strings=False), None
     attribute = _ATTRIBUTE.search(selector)
     css = selector[: attribute.start()].strip() if attribute else selector
