@@ -54,31 +54,6 @@ from conveyor.http_client.response_body import EXCERPT_BYTES, WholeBody, excerpt
 from conveyor.http_client.stream import Connect, Dialer, TcpStream, TlsStream, connect
 from conveyor.ports.executor import Executor
 
-# A loop of redirects ends here. All hops share one deadline.
-REDIRECTS_MAX = 5
-
-_REDIRECTS = frozenset({301, 302, 303, 307, 308})
-# Headers that are sent to another origin too: a browser sends them to every site, so they contain
-# no secret.
-_PUBLIC = frozenset({"accept", "accept-encoding", "accept-language", "user-agent"})
-# Hop-by-hop and framing headers. The HTTP client sets them; a caller's value could break the
-# framing of the request.
-_DROPPED = frozenset(
-    {
-        "accept-encoding",
-        "connection",
-        "content-length",
-        "expect",
-        "host",
-        "keep-alive",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    }
-)
-_OF_THE_BODY = frozenset({"content-type", "content-encoding", "content-language"})
-
 
 class HttpPool:
     """The owner calls `close()` after the last fetch has ended. The pool holds sockets and no other
@@ -343,6 +318,31 @@ async def _excerpt_response(exchange: Exchange) -> Response:
 # parsed, resolved and checked like the first URL. The caller's headers and body are sent only to
 # the origin that they were meant for: any of them may be a credential, and the client cannot know
 # which.
+
+# A loop of redirects ends here. All hops share one deadline.
+REDIRECTS_MAX = 5
+
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+# Headers that are sent to another origin too: a browser sends them to every site, so they contain
+# no secret.
+_PUBLIC = frozenset({"accept", "accept-encoding", "accept-language", "user-agent"})
+# Hop-by-hop and framing headers. The HTTP client sets them; a caller's value could break the
+# framing of the request.
+_DROPPED = frozenset(
+    {
+        "accept-encoding",
+        "connection",
+        "content-length",
+        "expect",
+        "host",
+        "keep-alive",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+_OF_THE_BODY = frozenset({"content-type", "content-encoding", "content-language"})
 
 
 class Followed(msgspec.Struct, frozen=True):

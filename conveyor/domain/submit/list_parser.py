@@ -1,9 +1,8 @@
-"""Reading lists: bytes in, lines out, a piece at a time (docs/api.md, Uploaded lists).
+"""Reads lists: makes lines of the bytes of a list, a piece at a time (docs/api.md, Uploaded lists).
 
-Pure. What comes out does not depend on where the bytes were cut, so that a list which is read
-again gives the same lines; never more is held than one line, the piece in hand, and what it
-inflates to in one step. A line that cannot be read is a draft with a flaw: it is judged with the
-others, and takes its place among them.
+The lines do not depend on where the bytes were cut, so a list that is read again gives the same
+lines. At most one line, one piece and what the piece inflates to in one step are in memory. A line
+that cannot be read keeps its position: it is a draft with an error, and is judged with the others.
 """
 
 from __future__ import annotations
@@ -287,7 +286,7 @@ class _NdjsonParser:
 
 
 class _NeedsMore(Exception):
-    """The record at hand goes on in lines that have not come yet."""
+    """The record continues in lines that have not arrived yet."""
 
 
 class _TooLong(Exception):

@@ -259,7 +259,7 @@ def _percent_encoded(match: re.Match[str]) -> str:
 
 
 def without_dot_segments(reference: str) -> str:
-    """RFC 3986 5.2.4 on the path; the query is left alone."""
+    """Removes dot segments (RFC 3986, 5.2.4) from the path. The query stays as it is."""
     path, mark, query = reference.partition("?")
     if "/." not in path:
         return reference

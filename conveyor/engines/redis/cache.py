@@ -75,7 +75,7 @@ class RedisCache:
 
     async def _run(self, script: Script, name: str, args: list[str | int]) -> Any:
         if self._failed_s_ago() < ALONE_S:
-            raise Unavailable("Redis: left alone for a while")
+            raise Unavailable(f"Redis: not called for {ALONE_S:g} s after a failure")
         try:
             with translating(self._answer_s):
                 return await self._link.run(script, [self._keys.cached(name)], args)

@@ -162,16 +162,16 @@ def _make_places(data_dir: Path, space: Space) -> None:
 # (docs/engines.md, Ownership and recovery).
 #
 # There is one owner at a time, and it opens the data directory before other processes join. So a
-# message that is in hand at that moment belongs to a process that has ended. Recovery reads the
-# messages in hand, not all tasks: its cost does not grow with the number of tasks.
+# message that was received and not acked at that moment belongs to a process that has ended.
+# Recovery reads these messages and not all tasks, so its cost does not grow with their number.
 
 
 # Messages use the steady clock, which restarts with the machine. A `visible_at` from before a
 # restart may therefore be far in the future. A message that was never received has no reason to
 # wait, and no bounce hides a message for longer than the longest retry delay.
 
-# Claims of messages that are in hand and still hidden. A message whose time is over is visible
-# again without recovery, and its claim lapses without it too.
+# Claims of messages that were received and are still hidden. A message whose time is over is
+# visible again without recovery, and its claim lapses without it too.
 _LAPSE_CLAIMS = """
 UPDATE tasks SET claim_until = 0 WHERE claim_until > 0 AND rowid IN (
     SELECT tasks.rowid

@@ -1,7 +1,7 @@
-"""Progress of runs: why a run waits and when it may end, from rows, leases and status reports
-(docs/api.md, Waiting); its series by minute; the figures of all live runs.
+"""What is shown of runs: counters, budget, why a run waits and when it may end, from rows, leases
+and status reports (docs/api.md, Waiting); its series by minute; the figures of all live runs.
 
-These values are informational. No decision depends on them, and an outage yields empty progress.
+The progress is informational. No decision depends on it, and an outage yields empty progress.
 """
 
 from __future__ import annotations
