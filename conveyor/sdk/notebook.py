@@ -87,7 +87,10 @@ def _display(bar: ProgressBar) -> Any:
 
 def frame_of(results: Iterable[TaskResult]) -> DataFrame:
     """Returns a DataFrame with a row for each result, in list order. It needs pandas."""
-    import pandas as pd
+    try:
+        import pandas as pd
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"frame() needs {error.name}: pip install pandas") from None
 
     rows = [
         {name: getattr(result, name) for name in result.__struct_fields__}

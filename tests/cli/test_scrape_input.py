@@ -184,6 +184,16 @@ def test_names_follow_the_pattern(pattern: str, name: str) -> None:
     assert make_namer(pattern)(5, page, "text/html") == name
 
 
+def test_names_keep_the_letters_of_every_script_and_fit_into_a_file_system() -> None:
+    page = Page("https://a.example/%E6%97%A5%E6%9C%AC/%C3%BC:1", id="\N{HIRAGANA LETTER A}" * 100)
+
+    path = make_namer("{path}")(5, page, "text/html")
+    name = make_namer("{id}")(5, page, "text/html")
+
+    assert path == "\u65e5\u672c/\xfc_1-000005.html"
+    assert name == "\N{HIRAGANA LETTER A}" * 40 + "-000005.html"
+
+
 @pytest.mark.parametrize("pattern", ["{host}", "page", "{colour}", "{index"])
 def test_a_pattern_that_cannot_name_pages_is_refused(pattern: str) -> None:
     with pytest.raises(BadPattern):

@@ -239,10 +239,11 @@ class PageWriter:
 
 FIELDS = ("index", "host", "path", "id")
 # File systems allow 255 bytes in one part of a path; the extension and a number need some.
-_PART_CHARS_MAX = 120
+_PART_BYTES_MAX = 120
 _PARTS_MAX = 16
 _FIELD = re.compile(r"\{([^{}]*)\}")
-_UNSAFE = re.compile(r"[^A-Za-z0-9._~@=+,()-]+")
+# Letters of every script stay.
+_UNSAFE = re.compile(r"[^\w.~@=+,()-]+")
 _RESERVED = frozenset({"", ".", "..", ".conveyor", "results.jsonl"})
 
 
@@ -307,4 +308,5 @@ def _safe_path(path_and_query: str) -> str:
 
 def _part(text: str) -> str:
     # A leading dot would hide the file.
-    return text[:_PART_CHARS_MAX].lstrip(".") or "_"
+    cut = text.encode(errors="replace")[:_PART_BYTES_MAX]
+    return cut.decode(errors="ignore").lstrip(".") or "_"
