@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import string
 import struct
 import zlib
 from base64 import b32encode, b64encode
@@ -13,6 +14,7 @@ from datetime import UTC, datetime
 from http import HTTPStatus
 from io import StringIO
 from typing import ClassVar, Protocol
+from urllib.parse import quote
 
 import msgspec
 
@@ -233,12 +235,13 @@ class Warc:
 def record_of(
     kind: str, name: str, date: str, content_type: str, block: bytes, about: Mapping[str, str]
 ) -> bytes:
-    """Returns one record as a gzip member. `name` distinguishes it from every other record."""
+    """Returns one record as a gzip member. `name` distinguishes it from every other record. In
+    `about`, what is not ASCII is escaped as in a URI."""
     fields = {
         "WARC-Type": kind,
         "WARC-Record-ID": _record_id(name),
         "WARC-Date": date,
-        **about,
+        **{field: quote(value, safe=string.printable) for field, value in about.items()},
         "WARC-Block-Digest": digest_of(block),
         "Content-Type": content_type,
         "Content-Length": str(len(block)),

@@ -8,6 +8,7 @@ import hashlib
 import io
 import re
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from warcio.archiveiterator import ArchiveIterator
 
 from conveyor.domain.export import formats as zip_module
 from conveyor.domain.export.entry import DamagedBody, Entry, file_name, safe_stem
-from conveyor.domain.export.formats import ENCODERS, safe_cell
+from conveyor.domain.export.formats import ENCODERS, record_of, safe_cell
 from conveyor.domain.export_record import Export, ExportFormat, Manifest, ManifestDigest
 from conveyor.domain.ids import TaskId
 from conveyor.domain.model import Format, Problem, Result, TaskStatus
@@ -287,6 +288,18 @@ def test_a_web_archive_is_read_by_warcio_and_its_digests_hold() -> None:
     assert [body for kind, _, body in seen if kind == "response"] == [
         entry.body for entry in MIXED if entry.has_body
     ]
+
+
+def test_the_address_of_a_record_is_a_uri() -> None:
+    """A URI is ASCII, and a URL of a list need not be."""
+    url = "https://a.example/\N{LATIN SMALL LETTER U WITH DIAERESIS}?q=%C3%BC#x"
+
+    about = {"WARC-Target-URI": url}
+    record = record_of("response", "a", "2026-01-01T00:00:00Z", "a/b", b"", about)
+
+    assert b"WARC-Target-URI: https://a.example/%C3%BC?q=%C3%BC#x\r\n" in zlib.decompress(
+        record, 31
+    )
 
 
 @pytest.mark.parametrize(
