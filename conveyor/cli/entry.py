@@ -9,10 +9,12 @@ import gc
 import os
 import resource
 import signal
+import sys
 from types import FrameType
 
 
 def main() -> None:
+    open_streams()
     install_handlers()
     # Imports make many objects that stay and few cycles. With the default thresholds, collections
     # take 6 % of the CPU time of a short command.
@@ -47,6 +49,17 @@ _WITHOUT_INTERPRETER_S = 5
 # Enough for the connections of a busy process. Some systems allow a million; with such a limit, a
 # descriptor leak would be noticed much later.
 _DESCRIPTORS = 65_536
+
+
+def open_streams() -> None:
+    """Opens the standard streams that are closed. Otherwise the next file would have the
+    descriptor of one, and get what is written to it."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, os.fdopen(descriptor, "r" if descriptor == 0 else "w"))
 
 
 def install_handlers() -> None:

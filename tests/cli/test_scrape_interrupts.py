@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from conveyor.cli.scrape.folder import FORMAT_VERSION, CannotWrite, Folder, Fold
 from conveyor.cli.scrape.helpers import HelperSide, fork_helper
 from conveyor.cli.scrape.options import ScrapeOptions
 from conveyor.cli.scrape.pages import Page
-from tests.cli.program import Program, catches_sigterm, finish, wait_until
+from tests.cli.program import CONVEYOR, Program, catches_sigterm, finish, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -83,6 +84,17 @@ def test_a_folder_that_can_hold_no_socket_is_no_reason_to_stop(
     ended = program.run("scrape", *site.urls(3), "-o", "out", "--rate", "1")
 
     assert (ended.code, ended.err.count("3 successful")) == (0, 1)
+
+
+def test_a_command_whose_streams_are_closed_works(tmp_path: Path, site: Site) -> None:
+    command = f"{CONVEYOR} scrape {site.urls(1)[0]} -o out <&- >&- 2>&-"
+    environ = {**os.environ, "CONVEYOR_ALLOW_PRIVATE_TARGETS": "1"}
+
+    ended = subprocess.run(["/bin/sh", "-c", command], cwd=tmp_path, env=environ, check=False)
+
+    assert ended.returncode == 0
+    assert (tmp_path / "out/results.jsonl").read_text().count("\n") == 1
+    assert (tmp_path / "out/.conveyor/lock").read_text().strip().isdigit()
 
 
 def test_a_folder_whose_permissions_cannot_change_takes_pages(
