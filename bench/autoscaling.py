@@ -296,7 +296,7 @@ async def measure(
         scaling="bench",
     )
     randomness, clock = random.Random(seed), VirtualClock(EPOCH_S)
-    fault_source = FaultSource(random=randomness, pessimism=plan.pessimism)
+    fault_source = FaultSource(random=randomness, service_rates=plan.service_rates)
     model = AwsModel(clock=clock, fault_source=fault_source)
     redis = MeteredRedis(clock=clock, fault_source=fault_source)
     redis.primary.kept_s = 0.0  # bench/fleet.py says why.

@@ -39,7 +39,7 @@ from conveyor.simulation.models import AwsModel, FaultRates, FaultSource, RedisM
 from conveyor.simulation.models.dynamodb.capacity import Place
 from conveyor.simulation.models.fault_rates import CallFaults, CapacityLimits, DynamoFaults
 from conveyor.simulation.models.redis.keyspace import Keyspace
-from conveyor.simulation.models.redis.model import ModelledLink
+from conveyor.simulation.models.redis.model import ModelRedisConnection
 from conveyor.telemetry import make_metrics
 from conveyor.usecases.context import Context, InlineExecutor
 from conveyor.usecases.submit.jobs import Accepted, Submission, submit
@@ -71,7 +71,7 @@ class Plan:
     has_redis: bool = True  # Without Redis, leases are rows of the table.
 
     @property
-    def pessimism(self) -> FaultRates:
+    def service_rates(self) -> FaultRates:
         """No faults: only the capacity of each service and its latency."""
         limits = CapacityLimits(table_writes=self.table_writes, table_reads=3 * self.table_writes)
         return FaultRates(
@@ -142,7 +142,7 @@ class MeteredRedis(RedisModel):
 
     meter: Meter = field(default_factory=Meter)
 
-    async def ask(self, link: ModelledLink, do: Callable[[Keyspace], T]) -> T:
+    async def ask(self, link: ModelRedisConnection, do: Callable[[Keyspace], T]) -> T:
         self.meter.count_redis("ask")
         return await RedisModel.ask(self, link, do)
 
@@ -195,7 +195,7 @@ async def running_fleet(
 ) -> AsyncGenerator[Fleet, None]:
     """Runs all workers; submits go through the context of the first worker."""
     randomness, clock = random.Random(seed), VirtualClock(EPOCH_S)
-    fault_source = FaultSource(random=randomness, pessimism=plan.pessimism)
+    fault_source = FaultSource(random=randomness, service_rates=plan.service_rates)
     model, redis = (
         AwsModel(clock=clock, fault_source=fault_source),
         MeteredRedis(clock=clock, fault_source=fault_source),

@@ -73,7 +73,7 @@ def ingest_modelled(shards: int, count: int) -> Modelled:
 async def _ingest(shards: int, count: int) -> Modelled:
     assert count % limits.CHUNK_TASKS == 0, "the count is not a multiple of a chunk"
     random, clock, progress = Random(shards), VirtualClock(1_700_000_000.0), Progress()
-    fault_source = FaultSource(random=random, pessimism=CALM)
+    fault_source = FaultSource(random=random, service_rates=CALM)
     model = AwsModel(clock=clock, fault_source=fault_source)
     client = RetryingAwsClient(transport=model, random=random, meter=Meter())
     await check_resources(client, NAMES, region="eu-west-1")
@@ -93,7 +93,7 @@ async def _ingest(shards: int, count: int) -> Modelled:
     drafts = [TaskDraft(url=f"https://example.com/{number}") for number in range(count)]
     submission = jobs.Submission(drafts=drafts)
     accepted = await jobs.submit(env, CallerId("bench"), submission, job_id=JobId(env.new_id()))
-    fault_source.pessimism = LIMITS
+    fault_source.service_rates = LIMITS
     progress.at.clear()
     (batch,) = await ingest.open_batches_of(env, accepted.job.job_id, accepted.run.run_id)
     await reconcile.finish_batch(env, batch)
@@ -103,4 +103,4 @@ async def _ingest(shards: int, count: int) -> Modelled:
     assert run is not None
     assert run.total == count, f"{run.total} of {count} lines"
     rows = (len(progress.at) - half) * limits.CHUNK_TASKS
-    return Modelled(shards, count, rows / seconds, fault_source.fired["dynamodb.throttled"])
+    return Modelled(shards, count, rows / seconds, fault_source.fault_counts["dynamodb.throttled"])

@@ -153,7 +153,7 @@ async def measure(plan: Plan, load: Load, seed: int, show_progress: ShowProgress
     async with running_fleet(plan, seed) as fleet:
         await trio.sleep(WARM_UP_S)
         solo_s = await _time_short_list(fleet, "alone")
-        meter, fired = fleet.meter, fleet.model.fault_source.fired
+        meter, fired = fleet.meter, fleet.model.fault_source.fault_counts
         calls, units, usd = Counter(meter.calls), meter.write_units, meter.price_millionths
         served, throttled = fleet.gateway.served, fired["dynamodb.throttled"]
         slots = plan.workers * plan.slots

@@ -15,26 +15,37 @@ from rich.progress import track
 
 from conveyor.simulation.options import ALL_ENGINES, Options, draw
 from conveyor.simulation.simulator import Report
-from conveyor.simulation.suite import JUDGED_FROM, UNASKED, Summary, run_seeds
-from conveyor.simulation.trace.summary import story_of
+from conveyor.simulation.suite import JUDGED_FROM, OPTIONAL_FAULTS, Summary, run_seeds
+from conveyor.simulation.trace.summary import summarize_failure
 
 # After so many seeds the report is written again, so that an interrupted run leaves a recent one.
 # Without a terminal, a line is printed.
 REPORTED_EVERY = 50
-CRASHED, NEVER_ENDED, VIOLATED, NEVER_STRUCK = 127, 128, 129, 126
+CRASHED, NEVER_ENDED, VIOLATED, NEVER_OCCURRED = 127, 128, 129, 126
 
 
 @click.command()
 @click.option("--seed", type=click.IntRange(0), help="The one seed to run.")
 @click.option("--seeds", type=click.IntRange(1), help="How many seeds to run.")
-@click.option("--from", "first", type=click.IntRange(0), default=0, help="The first of them.")
-@click.option("--until-hours", type=float, help="How long faults last, in virtual hours.")
-@click.option("--engine", type=click.Choice(ALL_ENGINES), help="Instead of the one that is drawn.")
-@click.option("--trace", type=click.Path(path_type=Path), help="Write the whole trace of a seed.")
 @click.option(
-    "--report", "report_path", type=click.Path(path_type=Path), help="Keep what all came to."
+    "--from", "first", type=click.IntRange(0), default=0, help="The first of these seeds."
 )
-@click.option("--json", "as_json", is_flag=True, help="End with one line of JSON.")
+@click.option("--until-hours", type=float, help="How long faults last, in virtual hours.")
+@click.option(
+    "--engine", type=click.Choice(ALL_ENGINES), help="The engine; by default the seed draws one."
+)
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path),
+    help="Write the whole trace of one seed to this file.",
+)
+@click.option(
+    "--report",
+    "report_path",
+    type=click.Path(path_type=Path),
+    help="Write a summary of all seeds to this file.",
+)
+@click.option("--json", "as_json", is_flag=True, help="End with one line of JSON, for scripts.")
 def simulate(  # noqa: PLR0913, PLR0917 (one an option)
     seed: int | None,
     seeds: int | None,
@@ -56,14 +67,14 @@ def simulate(  # noqa: PLR0913, PLR0917 (one an option)
     start = first if seed is None else seed
     seed_range = range(start, start + (seeds or 1))
     if len(seed_range) == 1:
-        _introduce(draw(seed_range[0], engine=engine, hours=until_hours), until_hours)
+        _print_options(draw(seed_range[0], engine=engine, hours=until_hours), until_hours)
     summary = Summary()
     reports = run_seeds(seed_range, engine=engine, hours=until_hours)
     for report in _show_progress(reports, len(seed_range)):
         summary.add(report)
-        if not report.is_well:
+        if not report.has_passed:
             if len(seed_range) > 1:
-                _introduce(report.options, until_hours, err=True)
+                _print_options(report.options, until_hours, err=True)
             print_failure(report, _replay(report.options, until_hours))
         if trace is not None and len(seed_range) == 1:
             trace.write_text("".join(f"{line}\n" for line in report.lines), encoding="utf-8")
@@ -71,7 +82,7 @@ def simulate(  # noqa: PLR0913, PLR0917 (one an option)
             summary.seeds % REPORTED_EVERY == 0 or summary.seeds == len(seed_range)
         ):
             write_report(report_path, summary, seed_range)
-    _conclude(summary)
+    _print_summary(summary)
     if as_json:
         click.echo(_in_json(summary))
     sys.exit(_exit_code(summary))
@@ -96,7 +107,7 @@ def print_progress(reports: Iterator[Report], count: int) -> Iterator[Report]:
         yield report
 
 
-def _introduce(options: Options, hours: float | None, *, err: bool = False) -> None:
+def _print_options(options: Options, hours: float | None, *, err: bool = False) -> None:
     click.echo(f"seed {options.seed}: {msgspec.json.encode(options).decode()}", err=err)
     click.echo(f"replay: {_replay(options, hours)}", err=err)
 
@@ -108,24 +119,24 @@ def _replay(options: Options, hours: float | None) -> str:
 
 def print_failure(report: Report, replay: str) -> None:
     """Prints the trace lines of what the failures name, then the failures themselves."""
-    wrongs = [f"{violation.checker}: {violation.what}" for violation in report.violations]
-    wrongs += report.liveness_failures + report.crashes
-    for line in story_of(report.lines, wrongs):
+    failures = [f"{violation.checker}: {violation.sentence}" for violation in report.violations]
+    failures += report.liveness_failures + report.crashes
+    for line in summarize_failure(report.lines, failures):
         click.echo(str(line), err=True)
     click.echo(f"seed {report.options.seed} failed: {replay}", err=True)
-    for wrong in wrongs:
-        click.echo(f"  {wrong}", err=True)
+    for failure in failures:
+        click.echo(f"  {failure}", err=True)
 
 
-def _conclude(summary: Summary) -> None:
+def _print_summary(summary: Summary) -> None:
     click.echo(
         f"{summary.seeds} seeds, {summary.virtual_s / 3600:.1f} virtual hours, "
         f"{summary.kills} kills, {sum(summary.faults.values())} faults: "
         f"{summary.violations} violations, {summary.liveness_failures} liveness failures, "
         f"{summary.crashes} crashes; hash {summary.hash}"
     )
-    for fault in summary.never_struck():
-        click.echo(f"never struck: {fault}", err=True)
+    for fault in summary.never_occurred():
+        click.echo(f"fault never occurred: {fault}", err=True)
 
 
 def _in_json(summary: Summary) -> str:
@@ -154,7 +165,7 @@ def _exit_code(summary: Summary) -> int:
         return NEVER_ENDED
     if summary.crashes:
         return CRASHED
-    return NEVER_STRUCK if summary.never_struck() else 0
+    return NEVER_OCCURRED if summary.never_occurred() else 0
 
 
 # The report of many seeds, as a Markdown page: `conveyor simulate --report FILE`
@@ -182,7 +193,7 @@ def lines_of(summary: Summary, seeds: range) -> Iterator[str]:
             "calls of engines": f"{summary.calls:,}",
             "processes killed": f"{summary.kills:,}",
             "faults": f"{sum(summary.faults.values()):,}",
-            "invariants broken": f"{summary.violations:,}",
+            "invariants violated": f"{summary.violations:,}",
             "runs that never ended": f"{summary.liveness_failures:,}",
             "crashes": f"{summary.crashes:,}",
             "seeds that failed": ", ".join(map(str, summary.failed)) or "none",
@@ -191,22 +202,22 @@ def lines_of(summary: Summary, seeds: range) -> Iterator[str]:
         | {f"hash of the first {count:,}": f"`{mark}`" for count, mark in summary.marks.items()},
     )
     yield ""
-    yield _never_struck(summary)
+    yield _never_occurred(summary)
     yield ""
     names = sorted({*summary.possible(), *summary.faults})
-    yield from _table(("fault", "struck"), {name: f"{summary.faults[name]:,}" for name in names})
+    yield from _table(("fault", "occurred"), {name: f"{summary.faults[name]:,}" for name in names})
 
 
-def _never_struck(summary: Summary) -> str:
+def _never_occurred(summary: Summary) -> str:
     """Says which faults never occurred: those for which the suite fails, and those that are
     optional."""
     if summary.seeds < JUDGED_FROM:
-        return (
-            f"Fewer than {JUDGED_FROM} seeds: faults that never struck are not held against them."
-        )
-    missing = ", ".join(summary.never_struck()) or "none"
-    unasked = ", ".join(sorted(UNASKED & {*summary.possible()} - {*+summary.faults})) or "none"
-    return f"Should have struck and never did: {missing}; nothing asks for it: {unasked}."
+        return f"Fewer than {JUDGED_FROM} seeds: a fault that never occurred is no failure yet."
+    missing = ", ".join(summary.never_occurred()) or "none"
+    optional = (
+        ", ".join(sorted(OPTIONAL_FAULTS & {*summary.possible()} - {*+summary.faults})) or "none"
+    )
+    return f"Faults that never occurred: {missing}; optional ones: {optional}."
 
 
 def _table(heads: tuple[str, str], rows: dict[str, str]) -> Iterator[str]:

@@ -14,7 +14,7 @@ The parts:
 - process.py has `Process`, an API or a worker: the real composition root, use cases, actors and
   engine. A process that ends is started again.
 - faults/ has the catalogue of faults, what happens to whole processes (fault_scheduler.py), and
-  what happens to single calls (process_faults.py): each call of a process to its engine may be
+  what happens to single calls (fault_injector.py): each call of a process to its engine may be
   delayed or refused, or may kill the process before or after its effect.
 - backends/ has one `Backend` per engine. It opens the engine for each process and reads all its
   rows for the checkers.
@@ -35,7 +35,7 @@ To add
   `client.reliably`, which repeat a request until its answer is final. An action may be cancelled at
   any point.
 - a fault: name it in faults/faults.py, give it rates in options.py (0 for most seeds), and call
-  `faults.strikes(...)` where it happens, or add it to faults/fault_scheduler.py if it happens to a
+  `faults.occurs(...)` where it happens, or add it to faults/fault_scheduler.py if it happens to a
   whole process. A suite of at least `JUDGED_FROM` seeds in which it never occurred fails. `ONLY_ON`
   lists the engines that can have it.
 - an engine: write a `Backend`; `MemoryBackend` is the shortest one.

@@ -118,19 +118,19 @@ class AcceptedRequest:
 class History:
     """Everything that was observed so far, and the facts about the world that checkers depend on.
 
-    `is_spared`: no faults of engines, processes and clocks. `is_orderly`: only the special
-    conditions of the world disturb it (environment/neighbours.py). `released` has the names of the
+    `is_fault_free`: no faults of engines, processes and clocks. `is_isolated`: only the special
+    conditions of the world disturb it (environment/conditions.py). `released` has the names of the
     leases that their holders gave back. `sees_leases`: the monitor sees every change of a lease,
-    and lease times can be compared. `sabotaged_at` are the instants at which a crash of an actor
-    was injected. `idle_since` says for each idle run since when it has been idle. `sweep_s` is the
-    period of the sweeper, `scan_s` how long a new run may wait until a worker scans for it.
+    and lease times can be compared. `crash_injected_at` are the instants at which a crash of an
+    actor was injected. `idle_since` says for each idle run since when it has been idle. `sweep_s`
+    is the period of the sweeper, `scan_s` how long a new run may wait until a worker scans for it.
     """
 
     calls: list[Call] = field(default_factory=list)
     fetches: list[Fetch] = field(default_factory=list)
     deliveries: list[Delivery] = field(default_factory=list)
     gateway_refusals: list[GatewayRefusal] = field(default_factory=list)
-    promises: dict[str, AcceptedRequest] = field(default_factory=dict)
+    accepted_requests: dict[str, AcceptedRequest] = field(default_factory=dict)
     deleted_jobs: dict[str, float] = field(default_factory=dict)
     stopped_runs: dict[str, float] = field(default_factory=dict)
     signing_secrets: dict[str, list[bytes | None]] = field(default_factory=dict)
@@ -138,18 +138,18 @@ class History:
     paged_runs: list[tuple[str, list[str]]] = field(default_factory=list)
     released: set[str] = field(default_factory=set)
     logged: list[str] = field(default_factory=list)
-    sabotaged_at: list[float] = field(default_factory=list)
+    crash_injected_at: list[float] = field(default_factory=list)
     idle_since: dict[str, float] = field(default_factory=dict)
-    at_ease_since: float | None = None
+    calm_since: float | None = None
     sweep_s: float = 0.0
     scan_s: float = 0.0
     kills_count: int = 0
     spent_count: int = 0
-    is_spared: bool = False
+    is_fault_free: bool = False
     sees_leases: bool = True
     steps_clocks: bool = False
     workers_count: int = 1
-    is_orderly: bool = False
+    is_isolated: bool = False
     gateway_lies: bool = False
     gateway_outages: int = 0
     gateway_away_s: float = 0.0
@@ -162,7 +162,7 @@ class History:
     @property
     def is_undisturbed(self) -> bool:
         """Whether nothing happened to processes and engines that could cost time or a page."""
-        return (self.is_spared or self.is_orderly) and not self.kills_count
+        return (self.is_fault_free or self.is_isolated) and not self.kills_count
 
     def note_idle(self, run_ids: Iterable[str], at: float) -> None:
         """Notes which runs are idle now. A run that was idle before keeps the instant since

@@ -26,7 +26,7 @@ class SimContext:
     trace: Trace
     faults: Faults
     history: History
-    watcher: InvariantMonitor
+    monitor: InvariantMonitor
     backend: Backend
     gateway: GatewayModel
     processes: list[Process] = field(default_factory=list)

@@ -14,7 +14,7 @@ import trio
 
 from conveyor.domain.changes import CrossingKey
 from conveyor.domain.model import JobStatus, Run, RunStatus
-from conveyor.simulation.backends.snapshot import Changed, Snapshot, compare, idle_runs
+from conveyor.simulation.backends.snapshot import RowChange, Snapshot, compare, idle_runs
 from conveyor.simulation.backends.storage_dump import StoredItem
 from conveyor.simulation.client_history import Call, Delivery, Fetch, History
 from conveyor.simulation.trace.trace import Trace
@@ -26,23 +26,23 @@ class StateChange:
     far.
 
     `body` returns a stored body, None if there is none; `bodies` returns the names of all bodies.
-    `remains` returns what the engine stores beside its rows. `rows_come_first` is True for engines
-    that write the rows of an ingest step before they count them.
+    `stored_items` returns what the engine stores beside its rows. `rows_come_first` is True for
+    engines that write the rows of an ingest step before they count them.
     """
 
     before: Snapshot
     after: Snapshot
-    changes: Sequence[Changed]
+    changes: Sequence[RowChange]
     history: History
     body: Callable[[str], bytes | None]
     bodies: Callable[[], Sequence[str]]
     rows_come_first: bool = False
-    remains: Callable[[], Iterable[StoredItem]] = tuple
+    stored_items: Callable[[], Iterable[StoredItem]] = tuple
 
-    def changed(self, kind: type) -> list[Changed]:
+    def changed(self, kind: type) -> list[RowChange]:
         return [change for change in self.changes if change.kind is kind]
 
-    def is_unfinished(self, job_id: str) -> bool:
+    def has_half_written_change(self, job_id: str) -> bool:
         """Whether a change of this job was only half written before: its second part is still
         missing. Nobody was told of that change yet, so what it forbids may still happen."""
         return (job_id,) in self.before.rows[CrossingKey]
@@ -76,7 +76,7 @@ class Checkers:
     on_answer: Sequence[OnEvent] = ()
     on_fetch: Sequence[OnEvent] = ()
     on_delivery: Sequence[OnEvent] = ()
-    at_ease: Sequence[OnWrite] = ()
+    when_calm: Sequence[OnWrite] = ()
     at_the_end: Sequence[OnWrite] = ()
 
 
@@ -85,16 +85,16 @@ class Violation:
     """One violation: the checker that found it, its sentence, and the virtual time."""
 
     checker: str
-    what: str
+    sentence: str
     at: float
 
 
 @dataclass(slots=True, kw_only=True)
 class InvariantMonitor:
-    """Calls the checkers, and counts the calls and writes of the program. `peek` returns a snapshot
-    of what the engine has committed."""
+    """Calls the checkers, and counts the calls and writes of the program. `take_snapshot` returns a
+    snapshot of what the engine has committed."""
 
-    peek: Callable[[], Snapshot]
+    take_snapshot: Callable[[], Snapshot]
     body: Callable[[str], bytes | None]
     bodies: Callable[[], Sequence[str]]
     checkers: Checkers
@@ -103,26 +103,26 @@ class InvariantMonitor:
     check_every: int
     calls_max: int
     on_violation: Callable[[], None]
-    on_flood: Callable[[], None]
+    on_too_many_calls: Callable[[], None]
     rows_come_first: bool = False
-    remains: Callable[[], Iterable[StoredItem]] = tuple
-    queued: Callable[[], Mapping[str, int]] = dict
+    stored_items: Callable[[], Iterable[StoredItem]] = tuple
+    queue_depths: Callable[[], Mapping[str, int]] = dict
     violations: list[Violation] = field(default_factory=list)
     writes_count: int = 0
     calls_count: int = 0
     last: Snapshot = field(init=False)
 
     def __post_init__(self) -> None:
-        self.last = self.peek()
+        self.last = self.take_snapshot()
 
-    def called(self) -> None:
+    def on_call(self) -> None:
         """Counts one call to an engine. A world with too many calls is stopped: it makes no
         progress."""
         self.calls_count += 1
         if self.calls_count == self.calls_max:
-            self.on_flood()
+            self.on_too_many_calls()
 
-    def wrote(self) -> None:
+    def on_write(self) -> None:
         """Counts one write that may have changed rows; after every `check_every` of them a snapshot
         is compared."""
         self.writes_count += 1
@@ -130,51 +130,53 @@ class InvariantMonitor:
             self.check_snapshot()
 
     def check_snapshot(self) -> StateChange:
-        before, after = self.last, self.peek()
+        before, after = self.last, self.take_snapshot()
         self.last = after
         written = compare(before, after)
-        after.follow(before, written)
+        after.update_groups(before, written)
         changes = [change for change in written if change.old != change.new]
-        moment = self._moment(before, after, changes)
+        state = self._state_change(before, after, changes)
         if changes or before.leases != after.leases:
-            self._ask(self.checkers.on_write, moment)
-        return moment
+            self._run_checkers(self.checkers.on_write, state)
+        return state
 
-    def acks(self, acked: Acked) -> None:
-        self._tell(self.checkers.on_ack, acked)
+    def on_ack(self, acked: Acked) -> None:
+        self._check_event(self.checkers.on_ack, acked)
 
-    def answered(self, call: Call) -> None:
-        self._tell(self.checkers.on_answer, call)
+    def on_answer(self, call: Call) -> None:
+        self._check_event(self.checkers.on_answer, call)
 
-    def fetches(self, fetch: Fetch) -> None:
-        self._tell(self.checkers.on_fetch, fetch)
+    def on_fetch(self, fetch: Fetch) -> None:
+        self._check_event(self.checkers.on_fetch, fetch)
 
-    def delivered(self, delivery: Delivery) -> None:
-        self._tell(self.checkers.on_delivery, delivery)
+    def on_delivery(self, delivery: Delivery) -> None:
+        self._check_event(self.checkers.on_delivery, delivery)
 
-    def ease(self) -> StateChange:
+    def check_calm(self) -> StateChange:
         """Checks liveness. The simulator calls it every few seconds once faults are over."""
-        moment = self.check_snapshot()
-        if self.history.at_ease_since is None:
-            self.history.at_ease_since = moment.after.now
-        self.history.note_idle(idle_runs(moment.after, self.queued()), moment.after.at)
-        self._ask(self.checkers.at_ease, moment)
-        return moment
+        state = self.check_snapshot()
+        if self.history.calm_since is None:
+            self.history.calm_since = state.after.now
+        self.history.note_idle(idle_runs(state.after, self.queue_depths()), state.after.at)
+        self._run_checkers(self.checkers.when_calm, state)
+        return state
 
-    def end(self) -> None:
-        self._ask(self.checkers.at_the_end, self.check_snapshot())
+    def check_end(self) -> None:
+        self._run_checkers(self.checkers.at_the_end, self.check_snapshot())
 
-    def _tell(self, checkers: Sequence[OnEvent], event: Any) -> None:
+    def _check_event(self, checkers: Sequence[OnEvent], event: Any) -> None:
         if checkers:
-            moment = self.check_snapshot()
+            state = self.check_snapshot()
             for checker in checkers:
-                self._report(checker.__name__, checker(moment, event))
+                self._report(checker.__name__, checker(state, event))
 
-    def _ask(self, checkers: Sequence[OnWrite], moment: StateChange) -> None:
+    def _run_checkers(self, checkers: Sequence[OnWrite], state: StateChange) -> None:
         for checker in checkers:
-            self._report(checker.__name__, checker(moment))
+            self._report(checker.__name__, checker(state))
 
-    def _moment(self, before: Snapshot, after: Snapshot, changes: Sequence[Changed]) -> StateChange:
+    def _state_change(
+        self, before: Snapshot, after: Snapshot, changes: Sequence[RowChange]
+    ) -> StateChange:
         return StateChange(
             before,
             after,
@@ -183,11 +185,11 @@ class InvariantMonitor:
             self.body,
             self.bodies,
             self.rows_come_first,
-            self.remains,
+            self.stored_items,
         )
 
-    def _report(self, checker: str, wrongs: Iterable[str]) -> None:
-        for what in wrongs:
-            self.violations.append(Violation(checker, what, trio.current_time()))
-            self.trace.note("checker", checker, what)
+    def _report(self, checker: str, sentences: Iterable[str]) -> None:
+        for sentence in sentences:
+            self.violations.append(Violation(checker, sentence, trio.current_time()))
+            self.trace.note("checker", checker, sentence)
             self.on_violation()

@@ -12,7 +12,7 @@ from random import Random
 
 import msgspec
 
-from conveyor.simulation.environment.neighbours import Neighbours, with_neighbours
+from conveyor.simulation.environment.conditions import Conditions, with_conditions
 from conveyor.simulation.faults.faults import Fault
 from conveyor.simulation.models.fault_rates import (
     CallFaults,
@@ -97,16 +97,16 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     `safety_s` is how long faults last, `liveness_s` how long runs may take to end afterwards.
     `disturb_s` is the mean time between two faults of a whole process (pause, terminate, restart)
     or engine (outage). `think_s` is the mean time that a site takes to answer, `latency_s` the
-    usual latency of an engine call, `look_s` how often actors poll. `offset_s`, `drift` and
+    usual latency of an engine call, `poll_s` how often actors poll. `offset_s`, `drift` and
     `step_s` bound the errors of wall clocks. `check_every` is the number of writes between two
-    snapshots. `pessimism` has the fault rates of modelled services, `rates` those of all other
+    snapshots. `service_rates` has the fault rates of modelled services, `rates` those of all other
     faults. `limits` overrides constants of conveyor.domain.limits. `next_release` has the options
     in which a second release differs; each start of a process draws one of the two releases.
-    `settle_max` overrides how many settles share one commit. `is_spared` means that engines,
-    processes and clocks have no faults. `haste` divides the pauses of clients, `temper` names the
-    actions that they prefer (profiles.py). `neighbours` are the special conditions of the world.
-    With `outlives_results` clients return after results with a lifetime of a day have expired; some
-    other worlds do this as well.
+    `settle_max` overrides how many settles share one commit. `is_fault_free` means that engines,
+    processes and clocks have no faults. `client_speed` divides the pauses of clients,
+    `client_profile` names the actions that they prefer (profiles.py). `conditions` are the special
+    conditions of the world. With `returns_after_expiry` clients return after results with a
+    lifetime of a day have expired; some other worlds do this as well.
     """
 
     seed: int
@@ -129,22 +129,22 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     max_inflight: int
     receive_max: int
     sweep_s: float
-    look_s: float
+    poll_s: float
     offset_s: float
     drift: float
     step_s: float
     check_every: int
     has_redis: bool
-    pessimism: FaultRates
+    service_rates: FaultRates
     rates: dict[str, float]
     limits: dict[str, int | float] = {}
     next_release: dict[str, int] = {}
     settle_max: int | None = None
-    is_spared: bool = False
-    haste: float = 1.0
-    temper: str = EVEN
-    neighbours: Neighbours = Neighbours()
-    outlives_results: bool = False
+    is_fault_free: bool = False
+    client_speed: float = 1.0
+    client_profile: str = EVEN
+    conditions: Conditions = Conditions()
+    returns_after_expiry: bool = False
 
     @property
     def calls_max(self) -> int:
@@ -190,18 +190,19 @@ def draw(seed: int, *, engine: str | None = None, hours: float | None = None) ->
         # A sweep of an AWS engine is about a hundred calls: once a second, they would be most of
         # the trace.
         sweep_s=buggified(SWEEP_S, 5.0 if chosen in {"aws", "mixed"} else 1.0),
-        look_s=random.choice((5.0, 10.0, 20.0)),
+        poll_s=random.choice((5.0, 10.0, 20.0)),
         offset_s=random.choice((0.0, 0.0, 5.0)),
         drift=random.choice((0.0, 0.0, 200e-6)),
         step_s=random.choice((0.0, 0.0, 60.0)),
         check_every=random.choice((1, 3)),
         has_redis=random.random() < 0.6,
-        pessimism=_draw_pessimism(Random(f"pessimism {seed}")),
+        # The name of a stream decides what it draws: another one would change every recorded world.
+        service_rates=_draw_service_rates(Random(f"pessimism {seed}")),
         rates={fault.value: random.choice(rates) for fault, rates in _CHOICES.items()},
         next_release=_draw_release(Random(f"release {seed}")),
         settle_max=Random(f"settles {seed}").choice((None, None, None, 1)),
     )
-    return with_neighbours(with_profile(options))
+    return with_conditions(with_profile(options))
 
 
 def _draw_release(random: Random) -> dict[str, int]:
@@ -219,7 +220,7 @@ def _draw_release(random: Random) -> dict[str, int]:
     }
 
 
-def _draw_pessimism(random: Random) -> FaultRates:
+def _draw_service_rates(random: Random) -> FaultRates:
     """Draws the fault rates of the AWS services. Half of them are 0."""
 
     def rate(most: float) -> float:

@@ -34,9 +34,9 @@ from conveyor.simulation.backends.backends import Ports
 from conveyor.simulation.context import SimContext
 from conveyor.simulation.environment.fake_internet import GATEWAY_HOST, FakeInternet
 from conveyor.simulation.environment.http_exchange import HOST, Exchange
-from conveyor.simulation.environment.recording_gateway import WatchedGateway
+from conveyor.simulation.environment.recording_gateway import RecordingGateway
+from conveyor.simulation.faults.fault_injector import FaultInjector, InjectedCrash, Killed
 from conveyor.simulation.faults.faults import Fault
-from conveyor.simulation.faults.process_faults import InjectedCrash, Killed, ProcessFaults
 from conveyor.simulation.faults.skewed_clock import WallClock
 from conveyor.simulation.options import Options
 from conveyor.simulation.secret_markers import secret_of
@@ -53,8 +53,8 @@ STOP_S = 110.0
 # How long an ending process waits for its requests.
 REQUESTS_GRACE_S = 10.0
 # The probability that a signal from another process arrives.
-HEARD = 0.8
-CALM_REST_S = 0.1
+SIGNAL_DELIVERED_RATE = 0.8
+CALM_RESTART_DELAY_S = 0.1
 """Virtual time must pass before a process that cannot start is started again."""
 
 _SERVES = frozenset({"api", "dev"})
@@ -63,32 +63,32 @@ _WORKS = frozenset({"worker", "dev"})
 
 @dataclass(slots=True, kw_only=True)
 class Process:
-    """One process of the world, over all its restarts. While `held` is an event that is not set,
-    the process does not start again."""
+    """One process of the world, over all its restarts. While `restart_gate` is an event that is not
+    set, the process does not start again."""
 
     name: str
     role: str
-    stage: SimContext
+    sim: SimContext
     clock: WallClock
     random: Random = field(init=False)
-    life: ProcessFaults | None = None
+    injector: FaultInjector | None = None
     mail: Mailboxes | None = None
-    held: trio.Event | None = None
+    restart_gate: trio.Event | None = None
     _app: QuartTrio | None = None
     _nursery: trio.Nursery | None = None
     _stop: trio.Event = field(default_factory=trio.Event)
     _exchanges: list[Exchange] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.random = self.stage.random(self.name)
+        self.random = self.sim.random(self.name)
 
     @property
     def is_serving(self) -> bool:
         """Whether the process accepts connections. A process that is about to end accepts none."""
         nursery = self._nursery
-        if self._app is None or nursery is None or self.life is None:
+        if self._app is None or nursery is None or self.injector is None:
             return False
-        is_ending = self.life.is_dead or nursery.cancel_scope.cancel_called
+        is_ending = self.injector.is_dead or nursery.cancel_scope.cancel_called
         return not (is_ending or self._stop.is_set())
 
     @property
@@ -100,22 +100,24 @@ class Process:
         while True:
             while not self._may_start():
                 await trio.sleep(1.0)
-            await self._live()
-            await trio.sleep(CALM_REST_S if self.stage.faults.is_calm else self._rest_s())
-            if self.held is not None:
-                await self.held.wait()
+            await self._run_once()
+            await trio.sleep(
+                CALM_RESTART_DELAY_S if self.sim.faults.is_calm else self._restart_delay_s()
+            )
+            if self.restart_gate is not None:
+                await self.restart_gate.wait()
 
     def kill(self) -> None:
-        if self.life is not None:
-            self.life.kill(Fault.KILLED_BEFORE)
+        if self.injector is not None:
+            self.injector.kill(Fault.KILLED_BEFORE)
 
     def terminate(self) -> None:
         """Does what SIGTERM does. `_end_on_signal` kills the process if it takes too long."""
-        if self.life is not None and not self._stop.is_set():
-            self.stage.trace.note(self.name, "asked to stop")
+        if self.injector is not None and not self._stop.is_set():
+            self.sim.trace.note(self.name, "asked to stop")
             self._stop.set()
 
-    def begin(self, exchange: Exchange) -> bool:
+    def accept(self, exchange: Exchange) -> bool:
         """Gives the request to the program; returns False if the process accepts no connection."""
         if not self.is_serving or self._nursery is None:
             return False
@@ -131,80 +133,80 @@ class Process:
         may block here.
         """
         if self.role == "helper":
-            return self.stage.processes[0].is_serving
+            return self.sim.processes[0].is_serving
         if self.role == "dev":
-            return all(process.life is None for process in self.stage.processes)
+            return all(process.injector is None for process in self.sim.processes)
         return True
 
-    def _rest_s(self) -> float:
+    def _restart_delay_s(self) -> float:
         return self.random.choice((0.0, self.random.uniform(0.0, 5.0), self.random.uniform(0, 60)))
 
-    async def _live(self) -> None:
-        stage = self.stage
+    async def _run_once(self) -> None:
+        sim = self.sim
         self._stop = trio.Event()
-        life = self.life = ProcessFaults(
+        injector = self.injector = FaultInjector(
             name=self.name,
-            trace=stage.trace,
-            faults=stage.faults,
+            trace=sim.trace,
+            faults=sim.faults,
             random=self.random,
-            latency_s=stage.options.latency_s,
-            watcher=stage.watcher,
+            latency_s=sim.options.latency_s,
+            monitor=sim.monitor,
         )
-        stage.trace.note(self.name, "started", self.role)
+        sim.trace.note(self.name, "started", self.role)
         try:
-            with life.scope:
+            with injector.scope:
                 mail = self.mail = Mailboxes()
-                async with stage.backend.open(
-                    life, self.clock, self.random, role=self.role, mail=mail
+                async with sim.backend.open(
+                    injector, self.clock, self.random, role=self.role, mail=mail
                 ) as ports:
                     # Opening an engine may release what killed processes held; compare before the
                     # program writes.
-                    stage.watcher.check_snapshot()
-                    await self._work(self._world(life, ports, mail))
+                    sim.monitor.check_snapshot()
+                    await self._run_until_stopped(self._make_runtime(injector, ports, mail))
         except* Killed:
             pass
         except* Exception as errors:  # noqa: BLE001 (an error ends the process, not the world)
-            meant = InjectedCrash if self._app is not None else (InjectedCrash, Unavailable)
-            if errors.split(meant)[1] is None:
-                stage.trace.note(self.name, "gave up", _told(errors))
-            elif not life.is_dead:
-                stage.crashed(self.name, _told(errors))
+            expected = InjectedCrash if self._app is not None else (InjectedCrash, Unavailable)
+            if errors.split(expected)[1] is None:
+                sim.trace.note(self.name, "gave up", _describe_errors(errors))
+            elif not injector.is_dead:
+                sim.crashed(self.name, _describe_errors(errors))
         finally:
-            self.life = self._app = self._nursery = self.mail = None
+            self.injector = self._app = self._nursery = self.mail = None
             for exchange in self._exchanges:
                 exchange.is_over.set()
             self._exchanges.clear()
-            stage.trace.note(self.name, "ended")
-            self._lose_helpers()
+            sim.trace.note(self.name, "ended")
+            self._stop_helpers()
 
-    def _lose_helpers(self) -> None:
+    def _stop_helpers(self) -> None:
         """Stops the helper processes: their owner, which ended, closed the database that they
         share."""
         if self.role == "dev":
-            for process in self.stage.processes:
+            for process in self.sim.processes:
                 if process.role == "helper":
                     process.terminate()
 
-    async def _work(self, world: Runtime) -> None:
+    async def _run_until_stopped(self, runtime: Runtime) -> None:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             work = trio.CancelScope()
             nursery.start_soon(self._end_on_signal, work, nursery)
             if self.role in _SERVES:
-                self._app = world.app(ready=lambda: True)
+                self._app = runtime.app(ready=lambda: True)
             try:
                 with work:
-                    await self._do_its_part(world)
+                    await self._run_role(runtime)
                 await self._finish_requests()
             finally:
                 self._nursery = None  # No client may connect while the process closes.
             nursery.cancel_scope.cancel()
 
-    async def _do_its_part(self, world: Runtime) -> None:
+    async def _run_role(self, runtime: Runtime) -> None:
         if self.role in _WORKS:
-            await world.worker().run()
+            await runtime.worker().run()
         elif self.role == "helper":
-            await world.helper().run()
+            await runtime.helper().run()
         else:
             await trio.sleep_forever()
 
@@ -212,8 +214,8 @@ class Process:
         await self._stop.wait()
         work.cancel(reason="signal")
         await trio.sleep(STOP_S)
-        if self.life is not None:
-            self.life.kill(Fault.TERMINATED)
+        if self.injector is not None:
+            self.injector.kill(Fault.TERMINATED)
 
     async def _finish_requests(self) -> None:
         with trio.move_on_after(REQUESTS_GRACE_S):
@@ -221,12 +223,12 @@ class Process:
                 await self._exchanges[0].is_over.wait()
 
     async def _serve(self, exchange: Exchange) -> None:
-        life, app = self.life, self._app
-        assert life is not None
+        injector, app = self.injector, self._app
+        assert injector is not None
         assert app is not None
 
         async def send(event: Any) -> None:
-            life.check()
+            injector.check()
             await exchange.send(event)
 
         try:
@@ -234,16 +236,16 @@ class Process:
         except Exception as error:  # noqa: BLE001 (a failed request does not end the server)
             # Once an answer has begun, the server can only break it off; that is no crash of the
             # program.
-            is_cut_off = exchange.status is not None and _is_all(error, Unavailable)
-            if not life.is_dead and not is_cut_off:
-                self.stage.crashed(self.name, f"{exchange.method} {exchange.path}: {error!r}")
+            is_cut_off = exchange.status is not None and _contains_only(error, Unavailable)
+            if not injector.is_dead and not is_cut_off:
+                self.sim.crashed(self.name, f"{exchange.method} {exchange.path}: {error!r}")
         finally:
             exchange.is_over.set()
             if exchange in self._exchanges:
                 self._exchanges.remove(exchange)
 
-    def _world(self, life: ProcessFaults, ports: Ports, mail: Mailboxes) -> Runtime:
-        stage, options = self.stage, self._release()
+    def _make_runtime(self, injector: FaultInjector, ports: Ports, mail: Mailboxes) -> Runtime:
+        sim, options = self.sim, self._release()
         settings = settings_of(options)
         env = make_env(settings, ports, self.clock, self.random, mail, InlineExecutor())
         config = replace(
@@ -251,7 +253,7 @@ class Process:
             at_once_max=0 if options.engine == "mixed" else options.at_once_max,
             chunk_tasks=options.chunk_tasks,
             cadence=_cadence(options),
-            shares_runs=not stage.backend.is_one_machine,
+            shares_runs=not sim.backend.is_one_machine,
             pace=replace(
                 env.config.pace,
                 receive_max=options.receive_max,
@@ -265,22 +267,24 @@ class Process:
             cache=None if ports.shared is None else ports.shared.cache,
             is_apart=env.is_apart if ports.shared is None else ports.shared.is_away,
         )
-        web = FakeInternet(
-            life=life,
-            faults=stage.faults,
+        internet = FakeInternet(
+            injector=injector,
+            faults=sim.faults,
             random=self.random,
             think_s=options.think_s,
-            history=stage.history,
-            watcher=stage.watcher,
+            history=sim.history,
+            monitor=sim.monitor,
             policy=TargetPolicy(),
-            gateway=stage.gateway,
+            gateway=sim.gateway,
         )
         return Runtime(
             settings=settings,
             env=env,
             mail=mail,
-            gateway=WatchedGateway(self._gateway(web, env), life, stage.history, stage.watcher),
-            notifier=WebhookNotifier(cast("Any", web), now=env.now),
+            gateway=RecordingGateway(
+                self._gateway(internet, env), injector, sim.history, sim.monitor
+            ),
+            notifier=WebhookNotifier(cast("Any", internet), now=env.now),
             limiter=FairLimiter(capacity=options.concurrency),
             metrics=make_metrics(CollectorRegistry()),
             listeners=() if ports.shared is None else ports.shared.listeners,
@@ -288,16 +292,16 @@ class Process:
 
     def _release(self) -> Options:
         """Draws the release that this start of the process runs, if the world has two releases."""
-        options = self.stage.options
+        options = self.sim.options
         if not options.next_release or self.random.random() < 0.5:
             return options
-        self.stage.faults.count(Fault.RELEASES_MIXED)
-        self.stage.trace.note(self.name, "is of another release")
+        self.sim.faults.count(Fault.RELEASES_MIXED)
+        self.sim.trace.note(self.name, "is of another release")
         return msgspec.structs.replace(options, **options.next_release)
 
-    def _gateway(self, web: FakeInternet, env: Context) -> Gateway:
-        pool = cast("Any", web)
-        if self.stage.options.has_gateway:
+    def _gateway(self, internet: FakeInternet, env: Context) -> Gateway:
+        pool = cast("Any", internet)
+        if self.sim.options.has_gateway:
             return ZenrowsGateway(pool, f"https://{GATEWAY_HOST}/v1/", now=env.now)
         return DirectGateway(pool, now=env.now)
 
@@ -305,42 +309,45 @@ class Process:
         if shared is not None:
             return shared.signals if self.works else replace(shared.signals, local=None)
         local = LocalSignals(mail.discovery.address, mail.streamer.address)
-        if self.stage.backend.is_one_machine:
+        if self.sim.backend.is_one_machine:
             return local
         return CrossProcessSignals(
             coordinator=env.coordinator,
             local=local if self.works else None,
-            tell=self._tell,
-            notify=self._ring,
-            can_abandon=self.stage.options.has_gateway,
+            tell=self._announce_run,
+            notify=self._announce_batch,
+            can_abandon=self.sim.options.has_gateway,
         )
 
-    def _others(self) -> list[Process]:
+    def _other_workers(self) -> list[Process]:
         return [
             process
-            for process in self.stage.processes
+            for process in self.sim.processes
             if process is not self and process.works and process.mail is not None
         ]
 
-    async def _tell(self, job_id: JobId, run_id: RunId, tasks: int) -> None:
+    async def _announce_run(self, job_id: JobId, run_id: RunId, tasks: int) -> None:
         """Announces a changed run to the other workers. Signals are only hints, so some get
         lost."""
         await trio.sleep(self.random.uniform(0.0, 0.05))
-        for process in self._others():
-            if process.mail is not None and self._is_heard():
+        for process in self._other_workers():
+            if process.mail is not None and self._is_signal_delivered():
                 mail = process.mail
                 signals = LocalSignals(mail.discovery.address, mail.streamer.address)
                 await signals.run_changed(job_id, run_id, tasks)
 
-    def _is_heard(self) -> bool:
+    def _is_signal_delivered(self) -> bool:
         """Whether a signal arrives. It always does where the time of small jobs is measured: there
         no job may wait for the next scan."""
-        return self.stage.options.neighbours.measures_fairness or self.random.random() < HEARD
+        return (
+            self.sim.options.conditions.measures_fairness
+            or self.random.random() < SIGNAL_DELIVERED_RATE
+        )
 
-    async def _ring(self, job_id: JobId, run_id: RunId) -> None:
+    async def _announce_batch(self, job_id: JobId, run_id: RunId) -> None:
         await trio.sleep(self.random.uniform(0.0, 0.05))
-        others = self._others()
-        if others and self._is_heard():
+        others = self._other_workers()
+        if others and self._is_signal_delivered():
             mail = self.random.choice(others).mail
             assert mail is not None
             await LocalSignals(mail.discovery.address, mail.streamer.address).batch_opened(
@@ -365,7 +372,7 @@ def settings_of(options: Options) -> Settings:
 
 
 def _quotas(options: Options) -> Quotas:
-    tight = {Quota(name): limit for name, limit in options.neighbours.quotas.items()}
+    tight = {Quota(name): limit for name, limit in options.conditions.quotas.items()}
     return {**DEFAULTS, **tight}
 
 
@@ -373,24 +380,24 @@ def _cadence(options: Options) -> PollIntervals:
     return PollIntervals(
         helper_discover_s=2.0,
         sweeps_s=options.sweep_s,
-        deletions_s=options.look_s,
-        schedules_s=options.look_s,
-        notices_s=options.look_s,
-        exports_s=options.look_s,
+        deletions_s=options.poll_s,
+        schedules_s=options.poll_s,
+        notices_s=options.poll_s,
+        exports_s=options.poll_s,
         crawls_s=None,
     )
 
 
-def _is_all(error: Exception, kind: type[Exception]) -> bool:
+def _contains_only(error: Exception, kind: type[Exception]) -> bool:
     if isinstance(error, ExceptionGroup):
         return error.split(kind)[1] is None
     return isinstance(error, kind)
 
 
-def _told(errors: BaseExceptionGroup[Exception]) -> str:
+def _describe_errors(errors: BaseExceptionGroup[Exception]) -> str:
     """The innermost errors of a group, joined into one line."""
     leaves: list[str] = []
     for error in errors.exceptions:
         nested = isinstance(error, BaseExceptionGroup)
-        leaves.append(_told(error) if nested else repr(error))  # type: ignore[arg-type]
+        leaves.append(_describe_errors(error) if nested else repr(error))  # type: ignore[arg-type]
     return "; ".join(leaves)

@@ -31,7 +31,7 @@ SHORT_LIVES = {"LEASE_TTL_S": 21.0, "VISIBILITY_S": 22.0, "CLAIM_TTL_S": 23.0}
 SHORT_LISTS = {"TASKS_MAX": 30}
 
 EVEN = "even"
-TEMPERS: Mapping[str, Mapping[str, int]] = {
+CLIENT_PROFILES: Mapping[str, Mapping[str, int]] = {
     EVEN: {},
     "tidy": {
         "delete_a_job": 8,
@@ -68,11 +68,14 @@ _OUTSIDE = ("site_", "receiver_", "client_", "list_", "account_")
 def with_profile(options: Options) -> Options:
     """Applies a drawn profile. It has a random stream of its own, so it changes nothing else that
     the seed decides."""
+    # The name of a stream decides what it draws: another name would change every recorded world.
     random = Random(f"mood {options.seed}")
-    temper = random.choice((*TEMPERS, *(EVEN,) * (len(TEMPERS) - 2)))
-    options = msgspec.structs.replace(options, haste=random.choice((1.0, 10.0)), temper=temper)
+    client_profile = random.choice((*CLIENT_PROFILES, *(EVEN,) * (len(CLIENT_PROFILES) - 2)))
+    options = msgspec.structs.replace(
+        options, client_speed=random.choice((1.0, 10.0)), client_profile=client_profile
+    )
     if random.random() < 0.125:
-        options = spared(options)
+        options = without_internal_faults(options)
     elif random.random() < 0.25:
         return msgspec.structs.replace(options, limits=HASTY_KEYS)
     if random.random() < 0.3:
@@ -82,7 +85,7 @@ def with_profile(options: Options) -> Options:
     return options
 
 
-def spared(options: Options) -> Options:
+def without_internal_faults(options: Options) -> Options:
     """The same world without faults of engines, processes and clocks. Sites, receivers and clients
     still fail."""
     rates = {
@@ -90,12 +93,12 @@ def spared(options: Options) -> Options:
     }
     return msgspec.structs.replace(
         options,
-        is_spared=True,
+        is_fault_free=True,
         next_release={},
         disturb_s=NEVER_S,
         offset_s=0.0,
         drift=0.0,
         step_s=0.0,
-        pessimism=type(options.pessimism)(),
+        service_rates=type(options.service_rates)(),
         rates=rates,
     )

@@ -37,14 +37,14 @@ from conveyor.simulation.clients.wind_down import (
     let_everything_end,
     look_at_expired_bodies,
     page_through_everything,
-    use_an_old_key,
+    reuse_an_expired_key,
 )
 from conveyor.simulation.context import SimContext
+from conveyor.simulation.environment.conditions import DAY_S
 from conveyor.simulation.environment.gateway import GatewayModel
-from conveyor.simulation.environment.neighbours import DAY_S
+from conveyor.simulation.faults.fault_injector import InjectedCrash, Killed
 from conveyor.simulation.faults.fault_scheduler import FaultScheduler
 from conveyor.simulation.faults.faults import Fault, Faults
-from conveyor.simulation.faults.process_faults import InjectedCrash, Killed
 from conveyor.simulation.faults.skewed_clock import WallClock
 from conveyor.simulation.invariant_monitor import InvariantMonitor, Violation
 from conveyor.simulation.options import SWEEP_S, Options
@@ -56,17 +56,17 @@ from conveyor.simulation.trace.trace import Line, Trace
 # How often the simulator looks whether all runs have ended.
 POLL_S = 5.0
 # How long clients wait before they close again what they find, and processes are told to end again.
-AGAIN_S = 120.0
+REPEAT_S = 120.0
 # How long all clients and processes are absent: longer than every retry delay and deletion pass.
-LONG_REST_S = 4 * 3600.0
+ABSENCE_S = 4 * 3600.0
 # How long workers have to remove expired bodies, once they are back.
-EXPIRED_S = 900.0
-OLD_KEYS = 0.1
+REMOVAL_S = 900.0
+RETURN_AFTER_EXPIRY_SHARE = 0.1
 """The share of worlds in which clients return once more, after idempotency keys have expired."""
 # How long the program may take to finish deferred work after everybody has returned.
-REST_WITHIN_S = 1800.0
+FINISH_WITHIN_S = 1800.0
 
-_ACTS = {hostile.NAME: hostile.act_hostile, calm.NAME: calm.submit_small_jobs}
+_CLIENT_LOOPS = {hostile.NAME: hostile.act_hostile, calm.NAME: calm.submit_small_jobs}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,15 +88,15 @@ class Report:
     lines: list[Line] = field(default_factory=list)
 
     @property
-    def is_well(self) -> bool:
+    def has_passed(self) -> bool:
         return not (self.violations or self.liveness_failures or self.crashes)
 
 
 def simulate(options: Options) -> Report:
     """Runs one seed in this process."""
-    odd = [setting(f"conveyor.domain.limits:{name}", s) for name, s in options.limits.items()]
-    odd.append(setting("conveyor.domain.timing:IDLE_S_MAX", IDLE_S_MAX))
-    with _scratch(options) as data_dir, _quiet() as logs, combined(*odd)():
+    overrides = [setting(f"conveyor.domain.limits:{name}", s) for name, s in options.limits.items()]
+    overrides.append(setting("conveyor.domain.timing:IDLE_S_MAX", IDLE_S_MAX))
+    with _temporary_directory(options) as data_dir, _capture_logs() as logs, combined(*overrides)():
         return deterministic_trio.run(options.seed, _Simulation(options, data_dir, logs).run)
 
 
@@ -111,48 +111,48 @@ class _Simulation:
         self._over = trio.CancelScope()
 
     async def run(self) -> Report:
-        stage = self._stage()
-        self._logs.stage = stage
-        await stage.backend.prepare()
-        clients = [Client(f"tenant{n}", stage) for n in range(self._options.clients_count)]
-        if self._options.neighbours.hostile:
-            clients.append(Client(hostile.NAME, stage))
-        if self._options.neighbours.measures_fairness:
-            clients.append(Client(calm.NAME, stage))
-        chaos = FaultScheduler(stage)
+        sim = self._make_context()
+        self._logs.sim = sim
+        await sim.backend.prepare()
+        clients = [Client(f"tenant{n}", sim) for n in range(self._options.clients_count)]
+        if self._options.conditions.hostile:
+            clients.append(Client(hostile.NAME, sim))
+        if self._options.conditions.measures_fairness:
+            clients.append(Client(calm.NAME, sim))
+        scheduler = FaultScheduler(sim)
         with self._over:
             async with trio.open_nursery() as nursery:
-                for process in stage.processes:
+                for process in sim.processes:
                     nursery.start_soon(process.run)
-                await self._safety(stage, clients, chaos)
-                await self._liveness(stage, clients)
+                await self._safety(sim, clients, scheduler)
+                await self._liveness(sim, clients)
                 nursery.cancel_scope.cancel()
-        stage.backend.close()
-        return self._report(stage)
+        sim.backend.close()
+        return self._report(sim)
 
-    def _stage(self) -> SimContext:
+    def _make_context(self) -> SimContext:
         options, trace = self._options, Trace()
-        has_wrong_clocks = bool(options.step_s or options.neighbours.clock_leap_s)
+        has_wrong_clocks = bool(options.step_s or options.conditions.clock_leap_s)
         history = History(
-            is_spared=options.is_spared,
+            is_fault_free=options.is_fault_free,
             # Where a clock was wrong, the times in leases cannot be compared with the right time.
             sees_leases=options.check_every == 1 and not has_wrong_clocks,
             workers_count=options.workers_count,
             sweep_s=options.sweep_s,
             scan_s=DELTA_S if options.engine in {"aws", "mixed"} and not options.has_redis else 0.0,
             steps_clocks=options.step_s > 0,
-            is_orderly=options.neighbours.is_orderly,
+            is_isolated=options.conditions.is_isolated,
             has_gateway=options.has_gateway,
-            gateway_lies=options.neighbours.gateway_lies,
+            gateway_lies=options.conditions.gateway_lies,
             has_wrong_clocks=has_wrong_clocks,
-            leaps_days=options.neighbours.clock_leap_s >= DAY_S,
-            quotas=options.neighbours.quotas,
+            leaps_days=options.conditions.clock_leap_s >= DAY_S,
+            quotas=options.conditions.quotas,
         )
-        rates = options.rate_of | {Fault.OUT_OF_RESOURCES: options.neighbours.shortage_rate}
+        rates = options.rate_of | {Fault.OUT_OF_RESOURCES: options.conditions.shortage_rate}
         faults = Faults(rates, _random_of(options, "faults"))
         backend, clock = self._backend(faults)
-        watcher = InvariantMonitor(
-            peek=backend.peek,
+        monitor = InvariantMonitor(
+            take_snapshot=backend.take_snapshot,
             body=backend.body,
             bodies=backend.bodies,
             checkers=ALL,
@@ -161,31 +161,31 @@ class _Simulation:
             check_every=options.check_every,
             calls_max=options.calls_max,
             rows_come_first=backend.rows_come_first,
-            remains=backend.remains,
-            queued=backend.queued,
+            stored_items=backend.stored_items,
+            queue_depths=backend.queue_depths,
             on_violation=lambda: self._over.cancel(reason="an invariant is broken"),
-            on_flood=self._flooded,
+            on_too_many_calls=self._end_after_too_many_calls,
         )
-        stage = SimContext(
+        sim = SimContext(
             options=options,
             trace=trace,
             faults=faults,
             history=history,
-            watcher=watcher,
+            monitor=monitor,
             backend=backend,
             gateway=GatewayModel(
-                plan=options.neighbours.gateway_plan,
-                lies=options.neighbours.gateway_lies,
+                plan=options.conditions.gateway_plan,
+                lies=options.conditions.gateway_lies,
                 random=_random_of(options, "gateway"),
                 faults=faults,
                 history=history,
             ),
         )
-        stage.processes = _processes(stage, clock)
-        _count_odds(options, faults)
-        return stage
+        sim.processes = _processes(sim, clock)
+        _count_unusual_options(options, faults)
+        return sim
 
-    def _flooded(self) -> None:
+    def _end_after_too_many_calls(self) -> None:
         self._failures.append(f"{self._options.calls_max} calls of engines, and no end in sight")
         self._over.cancel(reason="too many calls")
 
@@ -198,7 +198,7 @@ class _Simulation:
                 faults,
                 clock,
                 random,
-                has_power_cuts=self._options.neighbours.power_cut_every_s > 0,
+                has_power_cuts=self._options.conditions.power_cut_every_s > 0,
             ), clock
         if self._options.engine == "aws":
             from conveyor.simulation.backends.aws import AwsBackend
@@ -215,50 +215,55 @@ class _Simulation:
         return MemoryBackend(random), None
 
     async def _safety(
-        self, stage: SimContext, clients: list[Client], chaos: FaultScheduler
+        self, sim: SimContext, clients: list[Client], scheduler: FaultScheduler
     ) -> None:
         for client in clients:
             if client.name == calm.NAME:
                 await calm.submit_alone(client)
         with trio.move_on_after(self._options.safety_s):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(chaos.run)
+                nursery.start_soon(scheduler.run)
                 for client in clients:
-                    nursery.start_soon(_ACTS.get(client.name, act_forever), client)
-        chaos.end()
+                    nursery.start_soon(_CLIENT_LOOPS.get(client.name, act_forever), client)
+        scheduler.end()
 
-    async def _liveness(self, stage: SimContext, clients: list[Client]) -> None:
+    async def _liveness(self, sim: SimContext, clients: list[Client]) -> None:
         for resumes in (False, True):  # First, runs that are paused may stay paused.
-            if not await self._all_ended(stage, clients, resumes=resumes):
+            if not await self._all_ended(sim, clients, resumes=resumes):
                 return
         if any([await ask_again(client) for client in clients]):
             for client in clients:
                 await let_everything_end(client)
-            if not await self._all_ended(stage, clients):
+            if not await self._all_ended(sim, clients):
                 return
         for client in clients:
             await page_through_everything(client)
-        stage.watcher.ease()
+        sim.monitor.check_calm()
         # All clients and processes are absent for hours. What was deferred meanwhile is due on
         # their return.
-        await _leave_alone(stage, LONG_REST_S)
-        with trio.move_on_after(REST_WITHIN_S):
-            while not _is_at_rest(stage):
+        await _stop_processes(sim, ABSENCE_S)
+        with trio.move_on_after(FINISH_WITHIN_S):
+            while not _is_all_work_done(sim):
                 await trio.sleep(POLL_S)
-        stage.watcher.end()
-        if self._options.outlives_results or stage.random("keys").random() < OLD_KEYS:
+        sim.monitor.check_end()
+        if (
+            self._options.returns_after_expiry
+            or sim.random("keys").random() < RETURN_AFTER_EXPIRY_SHARE
+        ):
             # Workers stay away: they would remove what has expired before clients ask for it.
-            away = {"worker"}
-            await _leave_alone(stage, limits.IDEMPOTENCY_TTL_S + KEYS_EXPIRED_S, still_away=away)
+            absent_roles = {"worker"}
+            await _stop_processes(
+                sim, limits.IDEMPOTENCY_TTL_S + KEYS_EXPIRED_S, still_absent=absent_roles
+            )
             for client in clients:
-                await use_an_old_key(client)
+                await reuse_an_expired_key(client)
                 await look_at_expired_bodies(client)
-            _bring_back(stage.processes)
-            await trio.sleep(EXPIRED_S)
-            stage.watcher.ease()
+            _allow_restart(sim.processes)
+            await trio.sleep(REMOVAL_S)
+            sim.monitor.check_calm()
 
     async def _all_ended(
-        self, stage: SimContext, clients: list[Client], *, resumes: bool = True
+        self, sim: SimContext, clients: list[Client], *, resumes: bool = True
     ) -> bool:
         """Lets clients close and resume what they find until every run has ended. A listing of jobs
         may be out of date, so they look again after a while."""
@@ -266,60 +271,60 @@ class _Simulation:
             while True:
                 for client in clients:
                     await let_everything_end(client, resumes=resumes)
-                with trio.move_on_after(AGAIN_S):
-                    while _live_runs(stage, paused=resumes):
+                with trio.move_on_after(REPEAT_S):
+                    while _live_runs(sim, paused=resumes):
                         await trio.sleep(POLL_S)
                     return True
         self._failures += [
             f"run {run.run_id} of job {run.job_id} never ended"
-            for run in _live_runs(stage, paused=resumes)
+            for run in _live_runs(sim, paused=resumes)
         ]
         return False
 
-    def _report(self, stage: SimContext) -> Report:
+    def _report(self, sim: SimContext) -> Report:
         return Report(
             options=self._options,
-            hash=stage.trace.hash,
-            violations=stage.watcher.violations,
+            hash=sim.trace.hash,
+            violations=sim.monitor.violations,
             liveness_failures=self._failures,
-            crashes=stage.crashes,
+            crashes=sim.crashes,
             faults={
-                **{fault.value: stage.faults.counts[fault] for fault in Fault},
-                **stage.backend.fired(),
+                **{fault.value: sim.faults.counts[fault] for fault in Fault},
+                **sim.backend.fault_counts(),
             },
-            kills=stage.history.kills_count,
-            calls=stage.watcher.calls_count,
-            requests=len(stage.history.calls),
+            kills=sim.history.kills_count,
+            calls=sim.monitor.calls_count,
+            requests=len(sim.history.calls),
             virtual_s=trio.current_time(),
-            lines=stage.trace.lines,
+            lines=sim.trace.lines,
         )
 
 
-async def _leave_alone(
-    stage: SimContext, seconds: float, *, still_away: Collection[str] = ()
+async def _stop_processes(
+    sim: SimContext, seconds: float, *, still_absent: Collection[str] = ()
 ) -> None:
     """Ends all processes, and starts them again after this time, except those of some roles."""
-    for process in stage.processes:
-        process.held = trio.Event()
+    for process in sim.processes:
+        process.restart_gate = trio.Event()
     with trio.move_on_after(seconds):
         while True:
-            for process in stage.processes:
+            for process in sim.processes:
                 process.terminate()  # Repeatedly, because a process may just be starting.
-            await trio.sleep(AGAIN_S)
-    _bring_back([candidate for candidate in stage.processes if candidate.role not in still_away])
+            await trio.sleep(REPEAT_S)
+    _allow_restart([candidate for candidate in sim.processes if candidate.role not in still_absent])
 
 
-def _bring_back(processes: Iterable[Process]) -> None:
+def _allow_restart(processes: Iterable[Process]) -> None:
     for process in processes:
-        if process.held is not None:
-            process.held.set()
-            process.held = None
+        if process.restart_gate is not None:
+            process.restart_gate.set()
+            process.restart_gate = None
 
 
-def _live_runs(stage: SimContext, *, paused: bool) -> list[Run]:
+def _live_runs(sim: SimContext, *, paused: bool) -> list[Run]:
     """The runs that have not ended. Paused runs count only if `paused` is True or a stop was
     requested."""
-    live = [run for run in stage.watcher.ease().after.runs.values() if run.status in RUN_LIVE]
+    live = [run for run in sim.monitor.check_calm().after.runs.values() if run.status in RUN_LIVE]
     if paused:
         return live
     return [
@@ -329,9 +334,9 @@ def _live_runs(stage: SimContext, *, paused: bool) -> list[Run]:
     ]
 
 
-def _is_at_rest(stage: SimContext) -> bool:
+def _is_all_work_done(sim: SimContext) -> bool:
     """Whether no work is left that the program would do within the hour."""
-    now = stage.watcher.check_snapshot().after
+    now = sim.monitor.check_snapshot().after
     return not (
         any(notice.status is NoticeStatus.DUE for notice in now.notices.values())
         or any(export.status in EXPORT_UNDONE for export in now.exports.values())
@@ -346,22 +351,22 @@ def _is_at_rest(stage: SimContext) -> bool:
     )
 
 
-def _processes(stage: SimContext, shared_clock: WallClock | None) -> list[Process]:
-    options = stage.options
+def _processes(sim: SimContext, shared_clock: WallClock | None) -> list[Process]:
+    options = sim.options
     if shared_clock is not None:
         names = ["dev"] + [f"helper{n}" for n in range(1, options.workers_count)]
         return [
-            Process(name=name, role=name.rstrip("0123456789"), stage=stage, clock=shared_clock)
+            Process(name=name, role=name.rstrip("0123456789"), sim=sim, clock=shared_clock)
             for name in names
         ]
-    random = stage.random("clocks")
+    random = sim.random("clocks")
     names = [f"api{n}" for n in range(options.apis_count)]
     names += [f"worker{n}" for n in range(options.workers_count)]
     return [
         Process(
             name=name,
             role=name.rstrip("0123456789"),
-            stage=stage,
+            sim=sim,
             clock=WallClock(
                 random.uniform(-options.offset_s, options.offset_s),
                 random.uniform(-options.drift, options.drift),
@@ -371,10 +376,10 @@ def _processes(stage: SimContext, shared_clock: WallClock | None) -> list[Proces
     ]
 
 
-def _count_odds(options: Options, faults: Faults) -> None:
+def _count_unusual_options(options: Options, faults: Faults) -> None:
     """Counts the unusual options of this world as faults that occurred once."""
     is_apart = options.engine != "embedded"  # On the embedded engine all processes share one clock.
-    odds = {
+    unusual = {
         Fault.CLOCK_OFFSET: options.offset_s > 0 and is_apart,
         Fault.CLOCK_DRIFT: options.drift > 0 and is_apart,
         Fault.SMALL_CHUNKS: options.chunk_tasks == 1,
@@ -390,7 +395,7 @@ def _count_odds(options: Options, faults: Faults) -> None:
         Fault.SHORT_LIVES: options.limits == SHORT_LIVES,
         Fault.SHORT_LISTS: options.limits == SHORT_LISTS,
     }
-    for fault, holds in odds.items():
+    for fault, holds in unusual.items():
         if holds:
             faults.count(fault)
 
@@ -401,31 +406,31 @@ class _Logs(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
-        self.stage: SimContext | None = None
+        self.sim: SimContext | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self.stage is None:
+        if self.sim is None:
             return
-        self.stage.history.logged.append(str(record.__dict__))
+        self.sim.history.logged.append(str(record.__dict__))
         error = record.exc_info[1] if record.exc_info else None
         is_error = record.levelno >= logging.ERROR
         is_outage = record.msg == OUTAGE_LOGGED
-        if is_error and not is_outage and not _is_meant(error, getattr(record, "child", "")):
-            self.stage.crashed("log", f"{record.getMessage()} {error!r}")
+        if is_error and not is_outage and not _is_injected(error, getattr(record, "child", "")):
+            self.sim.crashed("log", f"{record.getMessage()} {error!r}")
 
 
-def _is_meant(error: BaseException | None, child: str) -> bool:
+def _is_injected(error: BaseException | None, child: str) -> bool:
     """Whether the simulator caused the error. A shard writer is expected to crash when the store
     stays unavailable."""
     if isinstance(error, BaseExceptionGroup):
-        return all(_is_meant(inner, child) for inner in error.exceptions)
+        return all(_is_injected(inner, child) for inner in error.exceptions)
     if isinstance(error, Unavailable):
         return child.startswith("shard_writer")
     return isinstance(error, Killed | InjectedCrash | trio.Cancelled)
 
 
 @contextmanager
-def _quiet() -> Iterator[_Logs]:
+def _capture_logs() -> Iterator[_Logs]:
     """Captures the logs of the program instead of printing them."""
     root, logs = logging.getLogger(), _Logs()
     before, level = root.handlers[:], root.level
@@ -439,7 +444,7 @@ def _quiet() -> Iterator[_Logs]:
 
 
 @contextmanager
-def _scratch(options: Options) -> Iterator[Path]:
+def _temporary_directory(options: Options) -> Iterator[Path]:
     """A temporary directory, in memory where the machine has a file system for that: it need not
     survive a power cut, and memory is faster."""
     shared = Path("/dev/shm")

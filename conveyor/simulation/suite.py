@@ -21,7 +21,7 @@ from conveyor.simulation.simulator import Report, simulate
 JUDGED_FROM = 200
 """From this many seeds on, a fault that never occurred fails the suite."""
 
-MARKED_EVERY = 1_000
+HASH_EVERY = 1_000
 """The hash over all traces is kept every so many seeds, to compare a shorter run with a longer
 one."""
 
@@ -29,13 +29,13 @@ one."""
 _SEEDS_A_PROCESS = 20
 # The engine reads its table consistently, so no read is stale. What clients store here is too short
 # for an upload in parts, so none is left open.
-UNASKED = frozenset({"dynamodb.stale_read", "s3.left_open"})
+OPTIONAL_FAULTS = frozenset({"dynamodb.stale_read", "s3.left_open"})
 """Faults that need not occur."""
 
 # Few worlds draw an outage of the gateway, and it has one of two kinds: 10 of 805 seeds had the
 # first. A key that a bulk delete leaves behind needs a deletion on AWS: 200 seeds had it once, or
 # not at all.
-RARE = frozenset({"gateway_unreachable", "gateway_failing", "s3.undeleted"})
+RARE_FAULTS = frozenset({"gateway_unreachable", "gateway_failing", "s3.undeleted"})
 RARE_JUDGED_FROM = 600
 """From this many seeds on, a rare fault that never occurred fails the suite."""
 
@@ -71,22 +71,24 @@ class Summary:
         self.took_s += report.took_s
         self.faults.update(report.faults)
         self.engines[report.options.engine] += 1
-        if not report.is_well:
+        if not report.has_passed:
             self.failed.append(report.options.seed)
         self._hash.update(report.hash.encode())
-        if self.seeds % MARKED_EVERY == 0:
+        if self.seeds % HASH_EVERY == 0:
             self.marks[self.seeds] = self.hash
 
     @property
     def hash(self) -> str:
         return self._hash.hexdigest()
 
-    def never_struck(self) -> list[str]:
+    def never_occurred(self) -> list[str]:
         """The faults that the drawn engines can have and that never occurred; empty while there are
         too few seeds to judge."""
         if self.seeds < JUDGED_FROM:
             return []
-        excused = UNASKED if self.seeds >= RARE_JUDGED_FROM else UNASKED | RARE
+        excused = (
+            OPTIONAL_FAULTS if self.seeds >= RARE_JUDGED_FROM else OPTIONAL_FAULTS | RARE_FAULTS
+        )
         return [name for name in self.possible() if not self.faults[name] and name not in excused]
 
     def possible(self) -> list[str]:
@@ -108,7 +110,7 @@ def run_seeds(
     context = multiprocessing.get_context("spawn")
     count = min(len(seeds), len(os.sched_getaffinity(0)))
     with context.Pool(count, maxtasksperchild=_SEEDS_A_PROCESS) as pool:
-        yield from pool.imap(partial(_in_short, one), seeds)
+        yield from pool.imap(partial(_without_lines, one), seeds)
 
 
 def run_seed(seed: int, *, engine: str | None = None, hours: float | None = None) -> Report:
@@ -122,6 +124,6 @@ def run_seed(seed: int, *, engine: str | None = None, hours: float | None = None
         return Report(options=options, hash="", crashes=[f"the simulator itself failed: {text}"])
 
 
-def _in_short(one: partial[Report], seed: int) -> Report:
+def _without_lines(one: partial[Report], seed: int) -> Report:
     report = one(seed)
-    return replace(report, lines=[] if report.is_well else report.lines)
+    return replace(report, lines=[] if report.has_passed else report.lines)

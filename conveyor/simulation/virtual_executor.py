@@ -92,22 +92,22 @@ class VirtualExecutor:
         writes files reports each failure by itself."""
         if _name_of(work) != "_commit":
             return None
-        if self.faults.strikes(Fault.COMMIT_FAILED):
+        if self.faults.occurs(Fault.COMMIT_FAILED):
             return outcome.Error(_sqlite_error("disk I/O error", sqlite3.SQLITE_IOERR))
-        if self.faults.strikes(Fault.DISK_FULL):
+        if self.faults.occurs(Fault.DISK_FULL):
             return outcome.Error(_sqlite_error("database or disk is full", sqlite3.SQLITE_FULL))
         return None
 
     def _fail_to_read(self) -> None:
-        if self.faults.strikes(Fault.READ_FAILED):
+        if self.faults.occurs(Fault.READ_FAILED):
             raise _sqlite_error("disk I/O error", sqlite3.SQLITE_IOERR)
-        if self.faults.strikes(Fault.READ_BUSY):
+        if self.faults.occurs(Fault.READ_BUSY):
             raise _sqlite_error("database is locked", sqlite3.SQLITE_BUSY)
 
     def _disk(self, work: Callable[..., Any]) -> AbstractContextManager[None]:
         """The state of the disk while this work runs: it may be full after half of a body, or its
         syncs may be recorded."""
-        if _name_of(work) in _WRITES_BODIES and self.faults.strikes(Fault.BODY_TORN):
+        if _name_of(work) in _WRITES_BODIES and self.faults.occurs(Fault.BODY_TORN):
             return _full_disk()
         return nullcontext() if self.syncs is None else self.syncs.recording()
 

@@ -47,7 +47,7 @@ def main(
     if len(names) != 1:
         raise click.UsageError("Name one mutant with --seed.")
     report = run_until_killed(names[0], range(seed, seed + 1))
-    if not report.is_well:
+    if not report.has_passed:
         print_failure(report, f"python -m tests.mutants {names[0]} --seed {seed}")
     sys.exit(exit_code_of(report))
 
@@ -86,7 +86,7 @@ def run_until_killed(name: str, seeds: Sequence[int]) -> Report:
     for seed in seeds:
         report = run_mutant(name, seed)
         click.echo(f"seed {world_of(name, seed).seed}: {cause_of(report) or 'well'}")
-        if not report.is_well:
+        if not report.has_passed:
             break
     assert report is not None
     return report

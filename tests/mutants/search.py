@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from conveyor.simulation.options import ALL_ENGINES, Options, draw
-from conveyor.simulation.profiles import spared
+from conveyor.simulation.profiles import without_internal_faults
 from conveyor.simulation.simulator import Report, simulate
 from conveyor.simulation.swaps import combined
 from tests.mutants.defects import MUTANTS
@@ -59,14 +59,14 @@ def world_of(name: str, seed: int) -> Options:
 
 def fitted(options: Options, world: Mapping[str, Any]) -> Options:
     """Returns these options with those of a mutant. Fault rates that the mutant does not name stay.
-    The faults of our own processes are off only if the mutant says so with `is_spared`."""
+    The faults of our own processes are off only if the mutant says so with `is_fault_free`."""
     if not world:
         return options
-    options = spared(options) if world.get("is_spared") else options
-    changed = {"is_spared": False, **world, "rates": options.rates | world.get("rates", {})}
+    options = without_internal_faults(options) if world.get("is_fault_free") else options
+    changed = {"is_fault_free": False, **world, "rates": options.rates | world.get("rates", {})}
     options = msgspec.structs.replace(options, **changed)
-    if options.neighbours.storage_outage_every_s:  # Storage outages are faults of our engine.
-        return msgspec.structs.replace(options, is_spared=False)
+    if options.conditions.storage_outage_every_s:  # Storage outages are faults of our engine.
+        return msgspec.structs.replace(options, is_fault_free=False)
     return options
 
 
@@ -100,7 +100,7 @@ def is_well_without(name: str, seed: int) -> bool:
 
 @cache
 def _is_well(world: bytes) -> bool:
-    return simulate(msgspec.json.decode(world, type=Options)).is_well
+    return simulate(msgspec.json.decode(world, type=Options)).has_passed
 
 
 def cause_of(report: Report) -> str | None:

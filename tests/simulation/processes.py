@@ -8,8 +8,8 @@ from random import Random
 from conveyor.engines.aws.errors import NoResponse
 from conveyor.simulation.backends.snapshot import Snapshot
 from conveyor.simulation.client_history import History
+from conveyor.simulation.faults.fault_injector import FaultInjector
 from conveyor.simulation.faults.faults import Fault, Faults
-from conveyor.simulation.faults.process_faults import ProcessFaults
 from conveyor.simulation.invariant_monitor import Checkers, InvariantMonitor
 from conveyor.simulation.options import CALLS_MAX
 from conveyor.simulation.trace.trace import Trace
@@ -19,11 +19,11 @@ def nothing() -> Snapshot:
     return Snapshot(at=0.0, now=0.0, rows={}, leases=[])
 
 
-def faults_of_process(*faults: Fault) -> ProcessFaults:
+def faults_of_process(*faults: Fault) -> FaultInjector:
     """Makes these faults occur every time, and no others. No test reads the trace."""
     history, trace = History(), Trace()
-    watcher = InvariantMonitor(
-        peek=nothing,
+    monitor = InvariantMonitor(
+        take_snapshot=nothing,
         body=lambda _: None,
         bodies=list,
         checkers=Checkers(),
@@ -32,15 +32,15 @@ def faults_of_process(*faults: Fault) -> ProcessFaults:
         check_every=1,
         calls_max=CALLS_MAX,
         on_violation=lambda: None,
-        on_flood=lambda: None,
+        on_too_many_calls=lambda: None,
     )
-    return ProcessFaults(
+    return FaultInjector(
         name="worker",
         trace=trace,
         faults=Faults(dict.fromkeys(faults, 1.0), Random(1)),
         random=Random(1),
         latency_s=0.0,
-        watcher=watcher,
+        monitor=monitor,
         refusal=partial(NoResponse, was_sent=False),
-        is_harsh=False,
+        has_call_faults=False,
     )

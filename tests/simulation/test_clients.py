@@ -12,13 +12,13 @@ import conveyor.simulation.clients
 from conveyor.api.route import Access, Command, Route
 from conveyor.api.server.app import ROUTES
 from conveyor.simulation.backends.snapshot import Snapshot
-from conveyor.simulation.checkers.tenancy import what_is_anothers_is_not_found
+from conveyor.simulation.checkers.tenancy import ids_of_other_callers_are_not_found
 from conveyor.simulation.client_history import AcceptedRequest, Call, History
 from conveyor.simulation.clients.actions import ACTIONS
 from conveyor.simulation.clients.cross_tenant import BODIES, FOREIGN_ROUTES
 from conveyor.simulation.invariant_monitor import StateChange
 from conveyor.simulation.options import draw
-from conveyor.simulation.profiles import TEMPERS, spared
+from conveyor.simulation.profiles import CLIENT_PROFILES, without_internal_faults
 from conveyor.simulation.simulator import simulate
 from conveyor.simulation.trace.trace import Line
 
@@ -51,12 +51,14 @@ def test_a_request_for_foreign_data_has_a_body_if_its_route_needs_one(route: Rou
 def test_every_action_that_a_temper_prefers_exists() -> None:
     names = {action.__name__ for action in ACTIONS}
 
-    assert names >= {name for often in TEMPERS.values() for name in often}
+    assert names >= {name for often in CLIENT_PROFILES.values() for name in often}
 
 
 def test_the_service_accepts_the_lists_that_clients_upload() -> None:
     options = msgspec.structs.replace(
-        spared(draw(1, engine="memory", hours=20 / 3600)), temper="uploading", haste=10.0
+        without_internal_faults(draw(1, engine="memory", hours=20 / 3600)),
+        client_profile="uploading",
+        client_speed=10.0,
     )
 
     lines = simulate(options).lines
@@ -75,7 +77,7 @@ def _is_upload(line: Line) -> bool:
 def ask(job_id: str, status: int | None) -> Iterator[str]:
     history = History()
     for tenant, known in (("us", OURS), ("them", THEIRS)):
-        history.promises[known] = AcceptedRequest(
+        history.accepted_requests[known] = AcceptedRequest(
             tenant=tenant, job_id=known, run_id=None, lines_count=1
         )
     nothing = Snapshot(at=0.0, now=0.0, rows={}, leases=[])
@@ -90,7 +92,7 @@ def ask(job_id: str, status: int | None) -> Iterator[str]:
         status=status,
     )
     change = StateChange(nothing, nothing, [], history, lambda _: None, list)
-    return what_is_anothers_is_not_found(change, call)
+    return ids_of_other_callers_are_not_found(change, call)
 
 
 @pytest.mark.parametrize("status", [200, 204, 400, 409])

@@ -107,7 +107,7 @@ def test_a_report_of_many_seeds_names_the_faults_that_never_occurred() -> None:
 
     lines = [*lines_of(summary, range(JUDGED_FROM))]
 
-    assert "Should have struck and never did: paused; nothing asks for it: none." in lines
+    assert "Faults that never occurred: paused; optional ones: none." in lines
 
 
 def test_the_last_line_is_json_with_the_json_option(outcome: dict[str, Any]) -> None:

@@ -32,17 +32,21 @@ MESSAGE = Message(
 
 
 def web_with(fault: Fault, seed: int = 1) -> FakeInternet:
-    life = faults_of_process(fault)
+    injector = faults_of_process(fault)
     return FakeInternet(
-        life=life,
-        faults=life.faults,
+        injector=injector,
+        faults=injector.faults,
         random=Random(seed),
         think_s=1.0,
-        history=life.watcher.history,
-        watcher=life.watcher,
+        history=injector.monitor.history,
+        monitor=injector.monitor,
         policy=TargetPolicy(),
         gateway=GatewayModel(
-            plan=0, lies=False, random=Random(1), faults=life.faults, history=life.watcher.history
+            plan=0,
+            lies=False,
+            random=Random(1),
+            faults=injector.faults,
+            history=injector.monitor.history,
         ),
     )
 

@@ -23,7 +23,7 @@ async def test_a_deletion_does_not_count_rows_that_only_a_late_index_shows() -> 
     )
     store = DynamoStore(table, MemoryQueue(clock, Random(3)))
     await keep(store, a_job(), an_event(job_id=JOB, run_id=RUN))
-    model.fault_source.pessimism = FaultRates(
+    model.fault_source.service_rates = FaultRates(
         dynamodb=DynamoFaults(late_index_rate=1.0, late_index_s=(60.0, 60.0))
     )
 

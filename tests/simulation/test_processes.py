@@ -9,8 +9,8 @@ from trio.testing import MockClock
 from conveyor.engines.aws.client.service_clock import ServiceClock
 from conveyor.engines.aws.errors import NoResponse
 from conveyor.simulation.backends.faulty_aws import FaultyRedis, FaultyTransport
+from conveyor.simulation.faults.fault_injector import FaultInjector, Killed
 from conveyor.simulation.faults.faults import Fault
-from conveyor.simulation.faults.process_faults import Killed, ProcessFaults
 from conveyor.simulation.models.sqs import URL
 from tests.simulation.models.worlds import BUCKET, TABLE, World, item
 from tests.simulation.processes import faults_of_process
@@ -27,8 +27,8 @@ async def world() -> World:
     return world
 
 
-def a_transport(world: World, life: ProcessFaults) -> FaultyTransport:
-    return FaultyTransport(world.aws, life, ServiceClock(world.clock))
+def a_transport(world: World, injector: FaultInjector) -> FaultyTransport:
+    return FaultyTransport(world.aws, injector, ServiceClock(world.clock))
 
 
 @pytest.mark.parametrize(
@@ -43,12 +43,12 @@ def a_transport(world: World, life: ProcessFaults) -> FaultyTransport:
 async def test_a_process_may_die_after_any_call(
     world: World, service: str, operation: str, params: dict[str, object]
 ) -> None:
-    life = faults_of_process(Fault.KILLED_AFTER)
+    injector = faults_of_process(Fault.KILLED_AFTER)
 
     with pytest.raises(Killed):
-        await a_transport(world, life).call(service, operation, params, deadline_s=10.0)
+        await a_transport(world, injector).call(service, operation, params, deadline_s=10.0)
 
-    assert life.is_dead
+    assert injector.is_dead
 
 
 async def test_a_call_that_was_made_before_a_death_has_its_effect(world: World) -> None:
@@ -64,8 +64,8 @@ async def test_a_call_that_was_made_before_a_death_has_its_effect(world: World) 
 async def test_a_process_may_die_after_a_write_to_redis_but_not_after_a_read(
     world: World,
 ) -> None:
-    life = faults_of_process(Fault.KILLED_AFTER)
-    link = FaultyRedis(world.redis.link(), life, set())
+    injector = faults_of_process(Fault.KILLED_AFTER)
+    link = FaultyRedis(world.redis.link(), injector, set())
 
     assert await link.get("k") is None
     with pytest.raises(Killed):
@@ -75,28 +75,28 @@ async def test_a_process_may_die_after_a_write_to_redis_but_not_after_a_read(
 
 
 async def test_opening_a_body_fails_during_an_outage(world: World) -> None:
-    life = faults_of_process()
-    life.faults.begin_outage()
+    injector = faults_of_process()
+    injector.faults.begin_outage()
 
     with pytest.raises(NoResponse):
-        async with a_transport(world, life).open("s3", "GetObject", AT, deadline_s=10.0):
+        async with a_transport(world, injector).open("s3", "GetObject", AT, deadline_s=10.0):
             pass
 
 
 async def test_reading_a_body_fails_when_an_outage_begins(world: World) -> None:
-    life = faults_of_process()
+    injector = faults_of_process()
 
-    async with a_transport(world, life).open("s3", "GetObject", AT, deadline_s=10.0) as got:
-        life.faults.begin_outage()
+    async with a_transport(world, injector).open("s3", "GetObject", AT, deadline_s=10.0) as got:
+        injector.faults.begin_outage()
         with pytest.raises(NoResponse):
             await anext(got["Body"])
 
 
 async def test_a_killed_process_does_not_continue_a_read(world: World) -> None:
-    life = faults_of_process()
+    injector = faults_of_process()
 
-    async with a_transport(world, life).open("s3", "GetObject", AT, deadline_s=10.0) as got:
-        life.kill(Fault.KILLED_BEFORE)
+    async with a_transport(world, injector).open("s3", "GetObject", AT, deadline_s=10.0) as got:
+        injector.kill(Fault.KILLED_BEFORE)
         with pytest.raises(Killed):
             await anext(got["Body"])
 
@@ -104,18 +104,18 @@ async def test_a_killed_process_does_not_continue_a_read(world: World) -> None:
 async def test_a_paused_process_continues_its_read_when_it_resumes(
     world: World, autojump_clock: MockClock
 ) -> None:
-    life = faults_of_process()
+    injector = faults_of_process()
     read: list[float] = []
 
     async def read_it() -> None:
-        async with a_transport(world, life).open("s3", "GetObject", AT, deadline_s=99.0) as got:
+        async with a_transport(world, injector).open("s3", "GetObject", AT, deadline_s=99.0) as got:
             assert [piece async for piece in got["Body"]] == [b"x"]
             read.append(trio.current_time())
 
-    life.pause()
+    injector.pause()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(read_it)
         await trio.sleep(30.0)
-        life.resume()
+        injector.resume()
 
     assert read == [pytest.approx(30.0)]

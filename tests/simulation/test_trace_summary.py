@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from conveyor.simulation.models.fault_rates import CallFaults
 from conveyor.simulation.options import draw
 from conveyor.simulation.simulator import simulate
-from conveyor.simulation.trace.summary import DISTURBED_MAX, NAMED_MAX, story_of
+from conveyor.simulation.trace.summary import DISTURBED_MAX, NAMED_MAX, summarize_failure
 from conveyor.simulation.trace.trace import Line
 
 RUN = "01HF7YAT002XS0WYH6KZCNQBY8"
@@ -28,7 +28,7 @@ def test_faults_of_processes_clocks_and_engines_are_in_the_summary_in_order() ->
         commit(5.0),
     ]
 
-    times = [line.at for line in story_of(lines, [WRONG])]
+    times = [line.at for line in summarize_failure(lines, [WRONG])]
 
     assert times == [1.0, 2.0, 3.0, 4.0, 5.0]
 
@@ -40,7 +40,7 @@ def test_failed_minor_calls_are_in_the_summary() -> None:
         commit(5.0),
     ]
 
-    assert [line.at for line in story_of(lines, [WRONG])] == [2.0, 5.0]
+    assert [line.at for line in summarize_failure(lines, [WRONG])] == [2.0, 5.0]
 
 
 def test_faults_long_before_the_failure_are_left_out() -> None:
@@ -50,7 +50,7 @@ def test_faults_long_before_the_failure_are_left_out() -> None:
         commit(1000.0),
     ]
 
-    assert [line.at for line in story_of(lines, [WRONG])] == [1000.0]
+    assert [line.at for line in summarize_failure(lines, [WRONG])] == [1000.0]
 
 
 def test_the_length_of_a_summary_is_bounded() -> None:
@@ -64,14 +64,14 @@ def test_the_length_of_a_summary_is_bounded() -> None:
         )
     ]
 
-    assert len(story_of(lines, [WRONG])) == NAMED_MAX + 2 * DISTURBED_MAX
-    assert story_of(lines, [WRONG])[-3:] == lines[-3:]
+    assert len(summarize_failure(lines, [WRONG])) == NAMED_MAX + 2 * DISTURBED_MAX
+    assert summarize_failure(lines, [WRONG])[-3:] == lines[-3:]
 
 
 def test_refused_and_unanswered_calls_to_aws_are_in_the_trace() -> None:
     options = draw(0, engine="aws", hours=0.005)
     calls = CallFaults(refused_rate=0.1, lost_rate=0.1)
-    options = replace(options, pessimism=replace(options.pessimism, calls=calls))
+    options = replace(options, service_rates=replace(options.service_rates, calls=calls))
 
     failed = [line for line in simulate(options).lines if line.is_fault]
 

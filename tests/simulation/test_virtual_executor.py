@@ -58,7 +58,7 @@ async def test_no_body_is_appended_after_a_partial_one(
 ) -> None:
     with pytest.raises(StorageFull):
         await engine.blobs.add("jobs/j", "a", [b"first"])
-    faults.calm_down()
+    faults.stop_faults()
 
     stored = await engine.blobs.add("jobs/j", "b", [b"second"])
 
@@ -71,6 +71,6 @@ async def test_a_failed_read_is_reported_as_unavailable(
 ) -> None:
     with pytest.raises(Unavailable):
         await engine.queue.depth(RUN)
-    faults.calm_down()
+    faults.stop_faults()
 
     assert await engine.queue.depth(RUN) == Depth(visible=0, hidden=0)

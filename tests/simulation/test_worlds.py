@@ -42,7 +42,7 @@ REGRESSION_SEEDS = [
 
 
 def problems_of(report: Report) -> list[str]:
-    broken = [f"{violation.checker}: {violation.what}" for violation in report.violations]
+    broken = [f"{violation.checker}: {violation.sentence}" for violation in report.violations]
     return broken + report.liveness_failures + report.crashes
 
 

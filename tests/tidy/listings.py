@@ -33,7 +33,7 @@ from conveyor.ports import (
 )
 from conveyor.simulation import checkers
 from conveyor.simulation.faults.faults import ONLY_ON, Fault
-from conveyor.simulation.profiles import TEMPERS
+from conveyor.simulation.profiles import CLIENT_PROFILES
 from conveyor.telemetry import ActorFigures, ActorUsage, EngineUsage, FetchMetrics, make_metrics
 from tests.mutants.defects import MUTANTS
 from tests.tidy.sources import CODE, Module, modules
@@ -261,7 +261,7 @@ def profiles() -> str:
         ("profile", "what its clients do more often"),
         (
             (code(name), ", ".join(f"{code(action)} x{times}" for action, times in more.items()))
-            for name, more in TEMPERS.items()
+            for name, more in CLIENT_PROFILES.items()
         ),
     )
 

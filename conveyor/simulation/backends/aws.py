@@ -35,8 +35,8 @@ from conveyor.simulation.backends.backends import Ports
 from conveyor.simulation.backends.faulty_aws import FaultyRedis, FaultyTransport
 from conveyor.simulation.backends.snapshot import Address, Lease, Snapshot
 from conveyor.simulation.backends.storage_dump import BODY, MARK, MESSAGE, QUEUE, StoredItem
+from conveyor.simulation.faults.fault_injector import FaultInjector
 from conveyor.simulation.faults.faults import Faults
-from conveyor.simulation.faults.process_faults import ProcessFaults
 from conveyor.simulation.faults.skewed_clock import WallClock
 from conveyor.simulation.models.aws import AwsModel
 from conveyor.simulation.models.dynamodb.values import Item
@@ -85,16 +85,16 @@ class AwsBackend:
     async def prepare(self) -> None:
         client = RetryingAwsClient(transport=self.model, random=self.random)
         await check_resources(client, NAMES, region=REGION)
-        self.model.fault_source.pessimism = self.options.pessimism
+        self.model.fault_source.service_rates = self.options.service_rates
 
     @asynccontextmanager
     async def open(
-        self, life: ProcessFaults, clock: Clock, random: Random, *, role: str, mail: Mailboxes
+        self, injector: FaultInjector, clock: Clock, random: Random, *, role: str, mail: Mailboxes
     ) -> AsyncGenerator[Ports, None]:
-        life.is_harsh = False
-        life.refusal = partial(NoResponse, was_sent=False)
+        injector.has_call_faults = False
+        injector.refusal = partial(NoResponse, was_sent=False)
         service_clock = ServiceClock(clock)
-        transport = FaultyTransport(self.model, life, service_clock)
+        transport = FaultyTransport(self.model, injector, service_clock)
         client = RetryingAwsClient(transport=transport, random=random, meter=Meter())
         engine = await build_engine(
             client,
@@ -105,7 +105,9 @@ class AwsBackend:
             service_clock=service_clock,
             packing=_PACKING,
         )
-        link = None if self.redis is None else FaultyRedis(self.redis.link(), life, self._restored)
+        link = (
+            None if self.redis is None else FaultyRedis(self.redis.link(), injector, self._restored)
+        )
         async with open_on(
             settings_of(self.options),
             engine,
@@ -115,14 +117,14 @@ class AwsBackend:
             local=LocalSignals(mail.discovery.address, mail.streamer.address),
         ) as shared:
             yield Ports(
-                store=life.noting(shared.store, "store"),
-                queue=life.noting(shared.queue, "queue"),
-                blobs=life.noting(shared.blobs, "blobs"),
-                coordinator=life.noting(shared.coordinator, "coordinator"),
+                store=injector.with_trace(shared.store, "store"),
+                queue=injector.with_trace(shared.queue, "queue"),
+                blobs=injector.with_trace(shared.blobs, "blobs"),
+                coordinator=injector.with_trace(shared.coordinator, "coordinator"),
                 shared=shared,
             )
 
-    def peek(self) -> Snapshot:
+    def take_snapshot(self) -> Snapshot:
         now, written = self.clock.now(), self._catch_up()
         leases = [lease for lease in self._leases.values() if lease.expires_at > now]
         return Snapshot(
@@ -198,7 +200,7 @@ class AwsBackend:
     def bodies(self) -> Sequence[str]:
         return sorted(self.model.s3.buckets[NAMES.bucket].objects)
 
-    def remains(self) -> Iterator[StoredItem]:
+    def stored_items(self) -> Iterator[StoredItem]:
         for url, queue in self.model.sqs.queues.items():
             name = _run_of(url)
             yield StoredItem(QUEUE, name)
@@ -209,7 +211,7 @@ class AwsBackend:
         yield from self._items_that_are_no_rows()
         yield from self._kept_in_redis()
 
-    def queued(self) -> Mapping[str, int]:
+    def queue_depths(self) -> Mapping[str, int]:
         queues = self.model.sqs.queues.items()
         return {_run_of(url): len(queue.messages) for url, queue in queues}
 
@@ -228,28 +230,30 @@ class AwsBackend:
             return
         space = self.redis.primary
         for key, value in space.values.items():
-            if space.dies_at.get(key, math.inf) > self.clock.now():
+            if space.expires_at.get(key, math.inf) > self.clock.now():
                 yield StoredItem(MARK, key, repr(value).encode())
 
     def lose_leases(self) -> bool:
         if self.redis is None:
             return False
-        self.redis.primary.take_back(10.0)
+        self.redis.primary.lose_last_writes(10.0)
         return True
 
     def cut_power(self) -> bool:
         return False
 
-    def serve(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> int:
+    def handle_presigned(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes
+    ) -> int:
         return self.model.s3.handle(method, url, headers, body)[0]
 
-    def calm_down(self) -> None:
-        self.model.fault_source.pessimism = CALM
+    def stop_faults(self) -> None:
+        self.model.fault_source.service_rates = CALM
         if self.redis is not None:
             self.redis.down_until = 0.0
 
-    def fired(self) -> Mapping[str, int]:
-        return dict(self.model.fault_source.fired)
+    def fault_counts(self) -> Mapping[str, int]:
+        return dict(self.model.fault_source.fault_counts)
 
     def close(self) -> None:
         """Does nothing: no file or connection is open."""

@@ -2,7 +2,7 @@
 for the checkers.
 
 A backend outlives every process. `open` gives a process the ports of the engine, with its faults
-injected; `peek` returns a snapshot of everything that is committed.
+injected; `take_snapshot` returns a snapshot of everything that is committed.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from conveyor.ports.queue import Queue
 from conveyor.ports.store import Store
 from conveyor.simulation.backends.snapshot import Address, Lease, Snapshot
 from conveyor.simulation.backends.storage_dump import StoredItem, of_directory, of_memory
+from conveyor.simulation.faults.fault_injector import FaultInjector
 from conveyor.simulation.faults.faults import Faults
 from conveyor.simulation.faults.power_cut import SyncLog
-from conveyor.simulation.faults.process_faults import ProcessFaults
 from conveyor.simulation.faults.skewed_clock import WallClock
 from conveyor.simulation.virtual_executor import VirtualExecutor
 
@@ -68,20 +68,20 @@ class Backend(Protocol):
         """Creates what the engine needs before the first process opens it."""
 
     def open(
-        self, life: ProcessFaults, clock: Clock, random: Random, *, role: str, mail: Mailboxes
+        self, injector: FaultInjector, clock: Clock, random: Random, *, role: str, mail: Mailboxes
     ) -> AbstractAsyncContextManager[Ports]: ...
 
-    def peek(self) -> Snapshot: ...
+    def take_snapshot(self) -> Snapshot: ...
 
     def body(self, key: str) -> bytes | None: ...
 
     def bodies(self) -> Sequence[str]: ...
 
-    def remains(self) -> Iterator[StoredItem]:
+    def stored_items(self) -> Iterator[StoredItem]:
         """What the engine stores beside its rows: queues, messages, coordination entries and
         bodies."""
 
-    def queued(self) -> Mapping[str, int]:
+    def queue_depths(self) -> Mapping[str, int]:
         """The number of messages of each run, visible or not."""
 
     def lose_leases(self) -> bool:
@@ -92,50 +92,54 @@ class Backend(Protocol):
         """Loses everything that was not synced to disk; returns False if the engine models no such
         loss."""
 
-    def serve(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> int:
+    def handle_presigned(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes
+    ) -> int:
         """Answers a request to a presigned URL of the storage with its status."""
 
-    def calm_down(self) -> None:
+    def stop_faults(self) -> None:
         """Sets every fault rate of the engine's services to 0."""
 
-    def fired(self) -> Mapping[str, int]:
+    def fault_counts(self) -> Mapping[str, int]:
         """How often each fault of the engine's services occurred."""
 
     def close(self) -> None: ...
 
 
-def guarded(engine: Any, life: ProcessFaults) -> Ports:
+def wrap_ports(engine: Any, injector: FaultInjector) -> Ports:
     return Ports(
-        store=life.through(engine.store, "store"),
-        queue=life.through(engine.queue, "queue"),
-        blobs=life.through(engine.blobs, "blobs"),
-        coordinator=life.through(engine.coordinator, "coordinator"),
+        store=injector.with_faults(engine.store, "store"),
+        queue=injector.with_faults(engine.queue, "queue"),
+        blobs=injector.with_faults(engine.blobs, "blobs"),
+        coordinator=injector.with_faults(engine.coordinator, "coordinator"),
     )
 
 
-class Plain:
+class BackendDefaults:
     """The methods of a backend without services: defaults that most backends share."""
 
     async def prepare(self) -> None:
         await trio.lowlevel.checkpoint()
 
-    def serve(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> int:
+    def handle_presigned(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes
+    ) -> int:
         raise AssertionError("nobody is sent to a storage that nobody can reach")
 
     def cut_power(self) -> bool:
         return False
 
-    def calm_down(self) -> None:
+    def stop_faults(self) -> None:
         """Does nothing: the engine has no faults of its own."""
 
-    def fired(self) -> Mapping[str, int]:
+    def fault_counts(self) -> Mapping[str, int]:
         return {}
 
     def close(self) -> None:
         """Does nothing: no file or connection is open."""
 
 
-class MemoryBackend(Plain):
+class MemoryBackend(BackendDefaults):
     """One memory engine with its own clock, shared by all processes."""
 
     is_one_machine = False
@@ -147,12 +151,12 @@ class MemoryBackend(Plain):
 
     @asynccontextmanager
     async def open(
-        self, life: ProcessFaults, clock: Clock, random: Random, *, role: str, mail: Mailboxes
+        self, injector: FaultInjector, clock: Clock, random: Random, *, role: str, mail: Mailboxes
     ) -> AsyncGenerator[Ports, None]:
         await trio.lowlevel.checkpoint()
-        yield guarded(self._engine, life)
+        yield wrap_ports(self._engine, injector)
 
-    def peek(self) -> Snapshot:
+    def take_snapshot(self) -> Snapshot:
         return Snapshot(
             at=trio.current_time(),
             now=self._clock.now(),
@@ -170,10 +174,10 @@ class MemoryBackend(Plain):
     def bodies(self) -> Sequence[str]:
         return sorted(self._engine.blobs.bodies())
 
-    def remains(self) -> Iterator[StoredItem]:
+    def stored_items(self) -> Iterator[StoredItem]:
         return of_memory(self._engine)
 
-    def queued(self) -> Mapping[str, int]:
+    def queue_depths(self) -> Mapping[str, int]:
         return {run_id: len(refs) for run_id, refs in self._engine.queue.messages().items()}
 
 
@@ -182,7 +186,7 @@ def _no_rows() -> dict[type, dict[Address, Any]]:
 
 
 @dataclass(slots=True)
-class EmbeddedBackend(Plain):
+class EmbeddedBackend(BackendDefaults):
     """One data directory. The first process owns it, the others join it."""
 
     data_dir: Path
@@ -203,7 +207,7 @@ class EmbeddedBackend(Plain):
 
     @asynccontextmanager
     async def open(
-        self, life: ProcessFaults, clock: Clock, random: Random, *, role: str, mail: Mailboxes
+        self, injector: FaultInjector, clock: Clock, random: Random, *, role: str, mail: Mailboxes
     ) -> AsyncGenerator[Ports, None]:
         executor = VirtualExecutor(self.faults, random, self._syncs)
         if role == "helper":
@@ -213,9 +217,9 @@ class EmbeddedBackend(Plain):
                 self.data_dir, clock=clock, random=random, owner=role, executor=executor
             )
         async with opening as engine:
-            yield guarded(engine, life)
+            yield wrap_ports(engine, injector)
 
-    def peek(self) -> Snapshot:
+    def take_snapshot(self) -> Snapshot:
         is_new = self._reader is None
         connection = self._connect()
         written = {} if connection is None else self._catch_up(connection)
@@ -241,10 +245,10 @@ class EmbeddedBackend(Plain):
         root = self.data_dir / "blobs"
         return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
 
-    def remains(self) -> Iterator[StoredItem]:
+    def stored_items(self) -> Iterator[StoredItem]:
         return of_directory(self.data_dir, self._reader, self.clock.now())
 
-    def queued(self) -> Mapping[str, int]:
+    def queue_depths(self) -> Mapping[str, int]:
         sql = "SELECT run_id, count(*) FROM messages JOIN queues USING (queue_id) GROUP BY run_id"
         return {} if self._reader is None else dict(self._reader.execute(sql).fetchall())
 

@@ -22,7 +22,7 @@ from conveyor.engines.aws.client.service_clock import ServiceClock
 from conveyor.engines.aws.errors import NoResponse
 from conveyor.engines.redis.connection import RedisConnection, Script
 from conveyor.simulation.backends.storage_outage import PIECE
-from conveyor.simulation.faults.process_faults import ProcessFaults
+from conveyor.simulation.faults.fault_injector import FaultInjector
 from conveyor.simulation.models.aws import AwsModel
 
 _WRITES = frozenset(
@@ -45,15 +45,15 @@ class FaultyTransport:
     """Implements AwsTransport. Answers of DynamoDB correct `service_clock`, as in HttpTransport."""
 
     model: AwsModel
-    life: ProcessFaults
+    injector: FaultInjector
     service_clock: ServiceClock
 
     async def call(
         self, service: str, operation: str, params: Params, *, deadline_s: float
     ) -> Answer:
         async def act() -> Answer:
-            self.life.trace.note(
-                self.life.name, f"{service}.{operation}", _told(params), is_minor=True
+            self.injector.trace.note(
+                self.injector.name, f"{service}.{operation}", _subject_of(params), is_minor=True
             )
             sent_at = self.service_clock.steady()
             answer = await self.model.call(service, operation, params, deadline_s=deadline_s)
@@ -62,7 +62,7 @@ class FaultyTransport:
                 self.service_clock.correct(date, sent_at=sent_at)
             return answer
 
-        return await self.life.call(
+        return await self.injector.call(
             service,
             operation,
             act,
@@ -76,12 +76,12 @@ class FaultyTransport:
     ) -> AsyncGenerator[Answer, None]:
         opened = self.model.open(service, operation, params, deadline_s=deadline_s)
         async with AsyncExitStack() as stack:
-            answer = await self.life.call(
+            answer = await self.injector.call(
                 service, operation, lambda: stack.enter_async_context(opened), is_write=False
             )
-            yield {**answer, "Body": self._living(f"{PIECE}{operation}", answer["Body"])}
+            yield {**answer, "Body": self._read_pieces(f"{PIECE}{operation}", answer["Body"])}
 
-    async def _living(
+    async def _read_pieces(
         self, name: str, body: AsyncGenerator[bytes, None]
     ) -> AsyncGenerator[bytes, None]:
         """Yields the pieces of a body. Between pieces the process may be paused or killed, and the
@@ -89,7 +89,9 @@ class FaultyTransport:
         async with aclosing(body):
             while True:
                 try:
-                    piece = await self.life.call("s3", name, lambda: anext(body), is_write=False)
+                    piece = await self.injector.call(
+                        "s3", name, lambda: anext(body), is_write=False
+                    )
                 except StopAsyncIteration:
                     return
                 yield piece
@@ -100,47 +102,47 @@ class FaultyRedis:
     """Implements RedisConnection. `restored` collects the pools into which leases were restored
     after an outage; a restore ignores the cap of the pool."""
 
-    link: RedisConnection
-    life: ProcessFaults
+    connection: RedisConnection
+    injector: FaultInjector
     restored: set[str]
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[str | int]) -> Any:
         if script.name == "restore":
             self.restored.update(keys)
-        return await self._pass("run", lambda: self.link.run(script, keys, args))
+        return await self._pass("run", lambda: self.connection.run(script, keys, args))
 
     async def get(self, key: str) -> str | None:
-        value: str | None = await self._pass("get", lambda: self.link.get(key))
+        value: str | None = await self._pass("get", lambda: self.connection.get(key))
         return value
 
     async def put(self, key: str, text: str, *, ttl_s: float) -> None:
-        await self._pass("put", lambda: self.link.put(key, text, ttl_s=ttl_s))
+        await self._pass("put", lambda: self.connection.put(key, text, ttl_s=ttl_s))
 
     async def drop(self, key: str, members: Sequence[str]) -> None:
-        await self._pass("drop", lambda: self.link.drop(key, members))
+        await self._pass("drop", lambda: self.connection.drop(key, members))
 
     async def publish(self, channel: str, text: str) -> None:
-        await self._pass("publish", lambda: self.link.publish(channel, text))
+        await self._pass("publish", lambda: self.connection.publish(channel, text))
 
     def subscribe(
         self, channel: str
     ) -> AbstractAsyncContextManager[AsyncIterator[Mapping[str, Any]]]:
-        return self.link.subscribe(channel)
+        return self.connection.subscribe(channel)
 
     async def _pass(self, command: str, act: Callable[[], Any]) -> Any:
         async def noted() -> Any:
-            self.life.trace.note(self.life.name, f"redis.{command}", is_minor=True)
+            self.injector.trace.note(self.injector.name, f"redis.{command}", is_minor=True)
             return await act()
 
         try:
-            return await self.life.call(
+            return await self.injector.call(
                 "redis", command, noted, is_write=False, has_effect=command != "get"
             )
         except NoResponse as error:
             raise ConnectionRefusedError(str(error)) from None
 
 
-def _told(params: Params) -> str:
+def _subject_of(params: Params) -> str:
     """The row or object that a call is about, for the trace."""
     key = params.get("Key") or params.get("Item")
     if isinstance(key, Mapping):

@@ -21,7 +21,7 @@ from conveyor.ports.clock import Clock
 from conveyor.simulation.backends.aws import AwsBackend
 from conveyor.simulation.backends.backends import Ports
 from conveyor.simulation.backends.snapshot import Address, Snapshot
-from conveyor.simulation.faults.process_faults import ProcessFaults
+from conveyor.simulation.faults.fault_injector import FaultInjector
 
 _KINDS = (TaskKey, StatsKey, EventKey, FeedKey)
 
@@ -41,16 +41,16 @@ class MixedBackend(AwsBackend):
 
     @asynccontextmanager
     async def open(
-        self, life: ProcessFaults, clock: Clock, random: Random, *, role: str, mail: Mailboxes
+        self, injector: FaultInjector, clock: Clock, random: Random, *, role: str, mail: Mailboxes
     ) -> AsyncGenerator[Ports, None]:
-        async with AwsBackend.open(self, life, clock, random, role=role, mail=mail) as ports:
+        async with AwsBackend.open(self, injector, clock, random, role=role, mail=mail) as ports:
             assert ports.shared is not None
-            tasks = life.through(self._server.store, "tasks", is_harsh=True)
+            tasks = injector.with_faults(self._server.store, "tasks", has_call_faults=True)
             shared = split(ports.shared, tasks, clock=clock, random=random)
-            yield replace(ports, store=life.noting(shared.store, "store"), shared=shared)
+            yield replace(ports, store=injector.with_trace(shared.store, "store"), shared=shared)
 
-    def peek(self) -> Snapshot:
-        snapshot = AwsBackend.peek(self)
+    def take_snapshot(self) -> Snapshot:
+        snapshot = AwsBackend.take_snapshot(self)
         written = dict(snapshot.written or {})
         for kind in _KINDS:
             before, table = self._tables_before[kind], dict(self._server.store.rows()[kind])

@@ -21,7 +21,7 @@ from conveyor.engines.postgres.queue import PostgresQueue
 from conveyor.engines.postgres.sql import TABLES
 from conveyor.engines.postgres.store import PostgresStore
 from conveyor.ports.clock import Clock
-from conveyor.simulation.backends.backends import Plain, Ports, guarded
+from conveyor.simulation.backends.backends import BackendDefaults, Ports, wrap_ports
 from conveyor.simulation.backends.snapshot import Address, Lease, Snapshot
 from conveyor.simulation.backends.storage_dump import (
     BODY,
@@ -30,7 +30,7 @@ from conveyor.simulation.backends.storage_dump import (
     QUEUE,
     StoredItem,
 )
-from conveyor.simulation.faults.process_faults import ProcessFaults
+from conveyor.simulation.faults.fault_injector import FaultInjector
 from conveyor.simulation.faults.skewed_clock import WallClock
 from conveyor.simulation.models.postgres.server import (
     CALM,
@@ -62,7 +62,7 @@ def _draw_faults(random: Random) -> Faults:
     )
 
 
-class PostgresBackend(Plain):
+class PostgresBackend(BackendDefaults):
     """One server with its own clock, shared by all processes."""
 
     is_one_machine = False
@@ -71,7 +71,7 @@ class PostgresBackend(Plain):
     def __init__(self, options: Options, random: Random) -> None:
         self._clock = WallClock()
         self._blobs = memory_engine(clock=self._clock, random=random).blobs
-        is_quiet = options.is_spared or options.neighbours.is_orderly
+        is_quiet = options.is_fault_free or options.conditions.is_isolated
         self.server = Server(
             execute,
             random,
@@ -82,25 +82,25 @@ class PostgresBackend(Plain):
 
     @asynccontextmanager
     async def open(
-        self, life: ProcessFaults, clock: Clock, random: Random, *, role: str, mail: Mailboxes
+        self, injector: FaultInjector, clock: Clock, random: Random, *, role: str, mail: Mailboxes
     ) -> AsyncGenerator[Ports, None]:
         async def connect() -> Any:
-            life.check()
-            return ModelConnection(self.server, lambda: not life.is_dead)
+            injector.check()
+            return ModelConnection(self.server, lambda: not injector.is_dead)
 
         instant = self._clock.now
         async with open_database(_CONFIG, connect=connect) as database:
-            yield guarded(
+            yield wrap_ports(
                 Ports(
                     store=PostgresStore(database, instant),
                     queue=PostgresQueue(database, instant),
                     blobs=self._blobs,
                     coordinator=PostgresCoordinator(database, random, instant),
                 ),
-                life,
+                injector,
             )
 
-    def peek(self) -> Snapshot:
+    def take_snapshot(self) -> Snapshot:
         return Snapshot(
             at=self._clock.steady(),
             now=self._clock.now(),
@@ -132,11 +132,11 @@ class PostgresBackend(Plain):
             self.server.tables.pop(table, None)
         return True
 
-    def calm_down(self) -> None:
+    def stop_faults(self) -> None:
         self.server.faults = CALM
 
-    def fired(self) -> Mapping[str, int]:
-        return {f"postgres {name}": count for name, count in self.server.fired.items()}
+    def fault_counts(self) -> Mapping[str, int]:
+        return {f"postgres {name}": count for name, count in self.server.fault_counts.items()}
 
     def body(self, key: str) -> bytes | None:
         return self._blobs.bodies().get(key)
@@ -144,7 +144,7 @@ class PostgresBackend(Plain):
     def bodies(self) -> Sequence[str]:
         return sorted(self._blobs.bodies())
 
-    def remains(self) -> Iterator[StoredItem]:
+    def stored_items(self) -> Iterator[StoredItem]:
         queues = {row["queue_id"]: row["run_id"] for row in self._table("queues").values()}
         for run_id in queues.values():
             if run_id is not None:
@@ -158,7 +158,7 @@ class PostgresBackend(Plain):
         for key, body in self._blobs.bodies().items():
             yield StoredItem(BODY, key, body)
 
-    def queued(self) -> Mapping[str, int]:
+    def queue_depths(self) -> Mapping[str, int]:
         queues = {row["queue_id"]: row["run_id"] for row in self._table("queues").values()}
         runs = (queues.get(row["queue_id"]) for row in self._table("messages").values())
         return Counter(run_id for run_id in runs if run_id is not None)

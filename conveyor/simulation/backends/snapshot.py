@@ -113,7 +113,7 @@ class Snapshot:
     def runs_by_job(self) -> Groups[Run]:
         return _grouped(self.runs.values(), _job_of)
 
-    def follow(self, before: Snapshot, written: Sequence[Changed]) -> None:
+    def update_groups(self, before: Snapshot, written: Sequence[RowChange]) -> None:
         """Takes over the groupings of the previous snapshot and updates the groups that changed.
         Two successive snapshots differ in few rows, so this is much cheaper than grouping anew."""
         for name, (kind, group_of) in _GROUPINGS.items():
@@ -122,13 +122,13 @@ class Snapshot:
                 self.__dict__[name] = _regrouped(groups, own, group_of) if own else groups
 
 
-def idle_runs(snapshot: Snapshot, queued: Mapping[str, int]) -> list[str]:
+def idle_runs(snapshot: Snapshot, queue_depths: Mapping[str, int]) -> list[str]:
     """The live runs in which nothing can happen without the sweeper: some tasks have not ended, no
     list is being ingested, no message is queued, and no worker has a claim."""
     idle = []
     for run in snapshot.runs.values():
         is_asked_for = run.open_batches > 0 or run.stop_requested_at is not None
-        if run.status not in RUN_LIVE or is_asked_for or queued.get(run.run_id):
+        if run.status not in RUN_LIVE or is_asked_for or queue_depths.get(run.run_id):
             continue
         tasks = snapshot.tasks_by_run.get(run.run_id, [])
         left = [task for task in tasks if task.status in TASK_UNFINISHED]
@@ -161,7 +161,7 @@ def _grouped(rows: Iterable[V], group_of: Callable[[V], str]) -> Groups[V]:
 
 
 def _regrouped(
-    groups: Groups[V], changes: Sequence[Changed], group_of: Callable[[V], str]
+    groups: Groups[V], changes: Sequence[RowChange], group_of: Callable[[V], str]
 ) -> Groups[V]:
     added = _grouped((change.new for change in changes if change.new is not None), group_of)
     gone = _grouped((change.old for change in changes if change.old is not None), group_of)
@@ -174,7 +174,7 @@ def _regrouped(
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
+class RowChange:
     """One row before and after. `old` is None for a new row, `new` for a removed one."""
 
     kind: type
@@ -183,23 +183,23 @@ class Changed:
     new: Any
 
 
-def compare(before: Snapshot, after: Snapshot) -> list[Changed]:
+def compare(before: Snapshot, after: Snapshot) -> list[RowChange]:
     """Returns the rows that were written between two snapshots, in the order of `after`, including
     rewritten rows with equal values."""
     if after.written is not None:
         return [
-            Changed(kind, address, old, new)
+            RowChange(kind, address, old, new)
             for kind, addresses in after.written.items()
             for address in addresses
             if (old := before.rows[kind].get(address)) is not (new := after.rows[kind].get(address))
         ]
-    changes: list[Changed] = []
+    changes: list[RowChange] = []
     for kind, table in after.rows.items():
         earlier = before.rows[kind]
         if earlier is table or _is_same(earlier, table):
             continue
         written = [
-            Changed(kind, address, earlier.get(address), row)
+            RowChange(kind, address, earlier.get(address), row)
             for address, row in table.items()
             if earlier.get(address) is not row
         ]
@@ -207,7 +207,7 @@ def compare(before: Snapshot, after: Snapshot) -> list[Changed]:
         added_count = sum(change.old is None for change in written)
         if len(earlier) + added_count > len(table):
             changes += [
-                Changed(kind, address, row, None)
+                RowChange(kind, address, row, None)
                 for address, row in earlier.items()
                 if address not in table
             ]

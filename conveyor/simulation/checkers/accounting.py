@@ -35,28 +35,28 @@ _ORDER = {JobStatus.OPEN: 0, JobStatus.CLOSED: 1, JobStatus.DELETED: 2}
 _GROWING = ("admitted", "done", "successful", "failed", "credits", "cost_micros")
 
 
-def touched_runs(moment: StateChange) -> list[Run]:
+def touched_runs(state: StateChange) -> list[Run]:
     """The existing runs of which a row changed. Deleted runs are left out: their rows are removed
     one by one."""
     run_ids = {
         (change.new or change.old).run_id
         for kind in (RunKey, StatsKey, TaskKey, BatchKey)
-        for change in moment.changed(kind)
+        for change in state.changed(kind)
     }
-    runs = [moment.after.run_by_id.get(run_id) for run_id in sorted(run_ids)]
-    return [run for run in runs if run is not None and not moment.is_deleted(run)]
+    runs = [state.after.run_by_id.get(run_id) for run_id in sorted(run_ids)]
+    return [run for run in runs if run is not None and not state.is_deleted(run)]
 
 
-def counters_equal_rows(moment: StateChange) -> Iterator[str]:
+def counters_equal_rows(state: StateChange) -> Iterator[str]:
     """I21: after every write the counters of each run equal what its rows say. Admitted and
     retrying tasks are compared per shard, ended tasks as a sum over all shards (SPEC.md 2.3)."""
-    for run in touched_runs(moment):
-        under_way = _under_way(moment, run)
-        tasks = moment.after.tasks_by_run.get(run.run_id, [])
+    for run in touched_runs(state):
+        under_way = _under_way(state, run)
+        tasks = state.after.tasks_by_run.get(run.run_id, [])
         by_shard: dict[int, list[Task]] = {}
         for task in tasks:
             by_shard.setdefault(task.shard, []).append(task)
-        rows = [*moment.after.stats_by_run.get(run.run_id, [])]
+        rows = [*state.after.stats_by_run.get(run.run_id, [])]
         if rows:
             yield from _compare(f"run {run.run_id}", sum_stats(rows), tasks, under_way, _ENDED)
         for stats in rows:
@@ -67,10 +67,10 @@ def counters_equal_rows(moment: StateChange) -> Iterator[str]:
             yield f"run {run.run_id} has {len(tasks)} tasks in shard {shard} without counters"
 
 
-def _under_way(moment: StateChange, run: Run) -> list[Batch]:
+def _under_way(state: StateChange, run: Run) -> list[Batch]:
     """The lists that are being ingested, on engines that write rows before they count them. Tasks
     of such a list behind its checkpoint may be counted or not."""
-    batches = moment.after.batches_by_run.get(run.run_id, []) if moment.rows_come_first else []
+    batches = state.after.batches_by_run.get(run.run_id, []) if state.rows_come_first else []
     return [batch for batch in batches if batch.status is not BatchStatus.SEALED]
 
 
@@ -111,30 +111,30 @@ _ENDED: Mapping[str, Callable[[Task], bool]] = {
 }
 
 
-def counters_never_fall(moment: StateChange) -> Iterator[str]:
+def counters_never_fall(state: StateChange) -> Iterator[str]:
     """I22: counters never fall, and never exceed the number of admitted tasks."""
-    for change in moment.changed(StatsKey):
+    for change in state.changed(StatsKey):
         old, new = change.old, change.new
         if new is None:
             continue
-        totals = sum_stats([*moment.after.stats_by_run.get(new.run_id, ())])
+        totals = sum_stats([*state.after.stats_by_run.get(new.run_id, ())])
         # The counter rows of a deleted run are removed one by one, so their sums mean nothing.
-        run = moment.after.run_by_id.get(new.run_id)
-        if not totals.done <= totals.admitted and run is not None and not moment.is_deleted(run):
+        run = state.after.run_by_id.get(new.run_id)
+        if not totals.done <= totals.admitted and run is not None and not state.is_deleted(run):
             yield f"run {new.run_id}: done {totals.done} of {totals.admitted}"
         for name in _GROWING if old is not None else ():
             if getattr(new, name) < getattr(old, name):
                 yield f"run {new.run_id} shard {new.shard}: {name} fell"
 
 
-def the_series_adds_up_to_the_counters(moment: StateChange) -> Iterator[str]:
+def the_series_adds_up_to_the_counters(state: StateChange) -> Iterator[str]:
     """I67: no sample exceeds the counters of its run, and the time series adds up to them."""
-    for run_id in sorted({change.new.run_id for change in moment.changed(SampleKey) if change.new}):
-        run = moment.after.run_by_id.get(run_id)
-        if run is None or moment.is_deleted(run):
+    for run_id in sorted({change.new.run_id for change in state.changed(SampleKey) if change.new}):
+        run = state.after.run_by_id.get(run_id)
+        if run is None or state.is_deleted(run):
             continue
-        totals = sum_stats([*moment.after.stats_by_run.get(run_id, ())])
-        rows = [row for row in moment.after.rows[SampleKey].values() if row.run_id == run_id]
+        totals = sum_stats([*state.after.stats_by_run.get(run_id, ())])
+        rows = [row for row in state.after.rows[SampleKey].values() if row.run_id == run_id]
         samples = sorted(rows, key=lambda row: row.minute)
         ended = [row.successful + sum(row.reasons.values()) for row in samples]
         if max(ended, default=0) > totals.done:
@@ -148,31 +148,31 @@ def the_series_adds_up_to_the_counters(moment: StateChange) -> Iterator[str]:
                 yield f"run {run_id}: {name} of the series is {added}, of {getattr(totals, name)}"
 
 
-def a_completed_run_is_complete(moment: StateChange) -> Iterator[str]:
+def a_completed_run_is_complete(state: StateChange) -> Iterator[str]:
     """I23: a completed run is closed, has no list that is being ingested, and all its tasks have
     ended."""
-    for change in moment.changed(RunKey):
+    for change in state.changed(RunKey):
         run = change.new
         if run is None or run.status is not RunStatus.COMPLETED:
             continue
         if change.old is not None and change.old.status is RunStatus.COMPLETED:
             # It was checked when it completed; the rows of a deleted job are removed one by one.
             continue
-        tasks = moment.after.tasks_by_run.get(run.run_id, [])
+        tasks = state.after.tasks_by_run.get(run.run_id, [])
         unfinished = [task.task_id for task in tasks if task.status not in TASK_TERMINAL]
         if unfinished:
             yield f"run {run.run_id} completed with unfinished tasks: {unfinished[:3]}"
         if run.open_batches or not run.last_batch_received:
             yield f"run {run.run_id} completed while lists were still to come"
-        done = sum(row.done for row in moment.after.stats_by_run.get(run.run_id, []))
+        done = sum(row.done for row in state.after.stats_by_run.get(run.run_id, []))
         if done != run.total or len(tasks) != run.total:
             yield f"run {run.run_id} completed: total {run.total}, done {done}, rows {len(tasks)}"
 
 
-def an_ended_run_never_changes(moment: StateChange) -> Iterator[str]:
+def an_ended_run_never_changes(state: StateChange) -> Iterator[str]:
     """I24: a terminal status never changes, and no result, counter or total of an ended run
     changes."""
-    for change in moment.changed(RunKey):
+    for change in state.changed(RunKey):
         old, new = change.old, change.new
         if old is None or old.status in RUN_LIVE or new is None:
             continue
@@ -181,15 +181,19 @@ def an_ended_run_never_changes(moment: StateChange) -> Iterator[str]:
         if new.total != old.total:
             yield f"run {old.run_id} ended, and its total changed from {old.total} to {new.total}"
     for kind in (TaskKey, StatsKey):
-        for change in moment.changed(kind):
+        for change in state.changed(kind):
             # An ingest step that was overtaken by the end of the run may leave rows, which are not
             # counted.
-            is_late = change.old is None and moment.rows_come_first
-            if change.new is not None and not is_late and not _is_left(change.old, change.new):
-                yield from _changed_after_the_end(moment, change.old, change.new)
+            is_late = change.old is None and state.rows_come_first
+            if (
+                change.new is not None
+                and not is_late
+                and not _was_left_unfinished(change.old, change.new)
+            ):
+                yield from _changed_after_the_end(state, change.old, change.new)
 
 
-def _is_left(old: Task | ShardCounters | None, new: Task | ShardCounters) -> bool:
+def _was_left_unfinished(old: Task | ShardCounters | None, new: Task | ShardCounters) -> bool:
     """Whether the task was unfinished when its run ended: a claim that was already being written
     may still change it."""
     return (
@@ -201,55 +205,55 @@ def _is_left(old: Task | ShardCounters | None, new: Task | ShardCounters) -> boo
 
 
 def _changed_after_the_end(
-    moment: StateChange, old: Task | ShardCounters | None, row: Task | ShardCounters
+    state: StateChange, old: Task | ShardCounters | None, row: Task | ShardCounters
 ) -> Iterator[str]:
-    before = moment.before.run_by_id.get(row.run_id)
-    if before is None or before.status in RUN_LIVE or moment.is_unfinished(before.job_id):
+    before = state.before.run_by_id.get(row.run_id)
+    if before is None or before.status in RUN_LIVE or state.has_half_written_change(before.job_id):
         return
     if before.status is not RunStatus.DELETED or old is None:
         yield f"run {row.run_id} is {before.status}, and {type(row).__name__} changed"
 
 
-def nothing_settles_after_a_stop(moment: StateChange) -> Iterator[str]:
+def nothing_settles_after_a_stop(state: StateChange) -> Iterator[str]:
     """I24: once a stop or delete is recorded, no task of the run ends."""
-    for change in moment.changed(TaskKey):
+    for change in state.changed(TaskKey):
         old, new = change.old, change.new
         if old is None or new is None or new.status not in TASK_TERMINAL:
             continue
-        run = moment.before.run_by_id.get(new.run_id)
+        run = state.before.run_by_id.get(new.run_id)
         is_over = run is None or not accepts_settles(run)
-        if run is not None and moment.is_unfinished(run.job_id):
+        if run is not None and state.has_half_written_change(run.job_id):
             continue
         if is_over and old.status not in TASK_TERMINAL:
             yield f"task {new.run_id}/{new.task_id} ended after its run was stopped"
 
 
-def at_most_one_live_run(moment: StateChange) -> Iterator[str]:
+def at_most_one_live_run(state: StateChange) -> Iterator[str]:
     """I25: a job has at most one run that has not ended, and names it as its active run."""
-    for job_id in sorted({(c.new or c.old).job_id for c in moment.changed(RunKey)}):
-        live = [r for r in moment.after.runs_by_job.get(job_id, []) if r.status in RUN_LIVE]
+    for job_id in sorted({(c.new or c.old).job_id for c in state.changed(RunKey)}):
+        live = [r for r in state.after.runs_by_job.get(job_id, []) if r.status in RUN_LIVE]
         if len(live) > 1:
             yield f"job {job_id} has {len(live)} live runs"
-        job = moment.after.jobs.get((job_id,))
+        job = state.after.jobs.get((job_id,))
         if live and job is not None and job.active_run_id != live[0].run_id:
             yield f"job {job_id} does not call its live run active"
 
 
-def jobs_only_go_forward(moment: StateChange) -> Iterator[str]:
+def jobs_only_go_forward(state: StateChange) -> Iterator[str]:
     """I26: a job goes from open to closed to deleted and never back; a closed job admits no
     list."""
-    for change in moment.changed(JobKey):
+    for change in state.changed(JobKey):
         old, new = change.old, change.new
         if old is not None and new is not None and _ORDER[new.status] < _ORDER[old.status]:
             yield f"job {new.job_id} went from {old.status} to {new.status}"
-    for change in moment.changed(BatchKey):
-        run = moment.before.run_by_id.get((change.new or change.old).run_id)
+    for change in state.changed(BatchKey):
+        run = state.before.run_by_id.get((change.new or change.old).run_id)
         if change.old is None and run is not None and run.last_batch_received:
             yield f"run {run.run_id} admitted a list after its last one"
 
 
-def no_change_stays_half_written(moment: StateChange) -> Iterator[str]:
+def no_change_stays_half_written(state: StateChange) -> Iterator[str]:
     """I27: a change that spans two stores is written to both in the end, and its record is
     removed."""
-    for crossing in moment.after.rows[CrossingKey].values():
-        yield f"a change of job {crossing.job_id} is decided, and not finished"
+    for crossing in state.after.rows[CrossingKey].values():
+        yield f"a change of job {crossing.job_id} is only half written"

@@ -13,27 +13,27 @@ from conveyor.simulation.invariant_monitor import StateChange
 CLOCKS_APART_S = 180.0
 KEYS_EXPIRED_S = 2.0 * CLOCKS_APART_S
 
-_FOR_NOW = (b"idempotency_in_progress", b"still being ingested")
+_COME_BACK_LATER = (b"idempotency_in_progress", b"still being ingested")
 
 
-def every_key_gets_its_answer(moment: StateChange) -> Iterator[str]:
+def every_key_gets_its_answer(state: StateChange) -> Iterator[str]:
     """I5: when everything has ended, no request with a key is still told to come back later."""
     last: dict[tuple[str, str, str, bytes], Call] = {}
-    for call in moment.history.calls:
+    for call in state.history.calls:
         if call.key is not None and call.method == "POST":
             last[call.tenant, call.path, call.key, call.body] = call
     for call in last.values():
-        if any(words in call.answer for words in _FOR_NOW):
+        if any(words in call.answer for words in _COME_BACK_LATER):
             yield f"call {call.number} with key {call.key} is told to wait, and waits for ever"
 
 
-def an_expired_key_is_a_new_one(moment: StateChange, call: Call) -> Iterator[str]:
+def an_expired_key_is_a_new_one(state: StateChange, call: Call) -> Iterator[str]:
     """I7: a key whose time is over neither returns the old answer nor causes a conflict, whether or
     not its record was removed. This is not checked where a clock leaps by days: the key may last
     longer."""
-    if moment.history.leaps_days:
+    if state.history.leaps_days:
         return
-    for other in moment.history.calls if call.key is not None else ():
+    for other in state.history.calls if call.key is not None else ():
         is_used = is_same_key(other, call) and other.is_accepted
         if other is call or not is_used or not _is_expired(other, call):
             continue
@@ -59,19 +59,19 @@ def is_in_force(other: Call, call: Call) -> bool:
     return call.sent_at - other.sent_at < limits.IDEMPOTENCY_TTL_S
 
 
-def what_was_made_belongs_to_its_key(moment: StateChange) -> Iterator[str]:
+def what_was_made_belongs_to_its_key(state: StateChange) -> Iterator[str]:
     """I3: clients here send a key with every request that creates something, so everything that
     exists belongs to the record of a key; a second thing made under one key would belong to none.
     Records of keys expire by the wall clock, so this is not checked where it leaps by days."""
-    if moment.history.leaps_days:
+    if state.history.leaps_days:
         return
-    subjects = {record.subject for record in moment.after.records.values()}
-    for job in moment.after.jobs.values():
+    subjects = {record.subject for record in state.after.records.values()}
+    for job in state.after.jobs.values():
         if job.job_id not in subjects:
             yield f"job {job.job_id} was made under no key"
-    for run in moment.after.runs.values():
+    for run in state.after.runs.values():
         if run.sequence > 1 and run.scheduled_for is None and run.run_id not in subjects:
             yield f"run {run.run_id} was made under no key"
-    for batch in moment.after.batches.values():
+    for batch in state.after.batches.values():
         if batch.batch_id != FIRST_BATCH and batch.batch_id not in subjects:
             yield f"list {batch.batch_id} of run {batch.run_id} was made under no key"

@@ -11,20 +11,20 @@ from conveyor.simulation.invariant_monitor import StateChange
 _PINNED = ("url", "index", "batch_id", "shard", "method", "external_id", "params", "created_at")
 
 
-def a_line_is_one_task(moment: StateChange) -> Iterator[str]:
+def a_line_is_one_task(state: StateChange) -> Iterator[str]:
     """I8: no two tasks of a run are the same line of the same list."""
-    for run_id in sorted({c.new.run_id for c in moment.changed(TaskKey) if c.old is None}):
+    for run_id in sorted({c.new.run_id for c in state.changed(TaskKey) if c.old is None}):
         seen: dict[tuple[str, int], str] = {}
-        for task in moment.after.tasks_by_run.get(run_id, []):
+        for task in state.after.tasks_by_run.get(run_id, []):
             line = (task.batch_id, task.index)
             if line in seen:
                 yield f"run {run_id}: line {line} is {seen[line]} and {task.task_id}"
             seen[line] = task.task_id
 
 
-def ingest_only_inserts(moment: StateChange) -> Iterator[str]:
+def ingest_only_inserts(state: StateChange) -> Iterator[str]:
     """I9: the input of a task never changes, and no task starts over."""
-    for change in moment.changed(TaskKey):
+    for change in state.changed(TaskKey):
         old, new = change.old, change.new
         if old is None or new is None:
             continue
@@ -39,14 +39,14 @@ def _has_started_over(old: Task, new: Task) -> bool:
     return new.claim < old.claim or (old.claim > 0 and new.claim == 0)
 
 
-def totals_are_sums_of_sealed_lists(moment: StateChange) -> Iterator[str]:
+def totals_are_sums_of_sealed_lists(state: StateChange) -> Iterator[str]:
     """I11: the total of a run is the sum over its sealed lists."""
-    run_ids = {(c.new or c.old).run_id for k in (RunKey, BatchKey) for c in moment.changed(k)}
+    run_ids = {(c.new or c.old).run_id for k in (RunKey, BatchKey) for c in state.changed(k)}
     for run_id in sorted(run_ids):
-        run = moment.after.run_by_id.get(run_id)
-        if run is None or moment.is_deleted(run):
+        run = state.after.run_by_id.get(run_id)
+        if run is None or state.is_deleted(run):
             continue
-        batches = moment.after.batches_by_run.get(run_id, [])
+        batches = state.after.batches_by_run.get(run_id, [])
         sealed = sum(batch.total for batch in batches if batch.status is BatchStatus.SEALED)
         if run.total != sealed:
             yield f"run {run_id}: total is {run.total}, its sealed lists have {sealed}"
@@ -55,16 +55,16 @@ def totals_are_sums_of_sealed_lists(moment: StateChange) -> Iterator[str]:
             yield f"run {run_id} has {open_count} open lists and counts {run.open_batches}"
 
 
-def a_sealed_list_is_all_there(moment: StateChange) -> Iterator[str]:
+def a_sealed_list_has_all_its_rows(state: StateChange) -> Iterator[str]:
     """I11: a list is sealed only when each of its lines has a row."""
-    for change in moment.changed(BatchKey):
+    for change in state.changed(BatchKey):
         batch = change.new
         if batch is None or batch.status is not BatchStatus.SEALED:
             continue
-        run = moment.after.run_by_id.get(batch.run_id)
-        if run is None or moment.is_deleted(run):
+        run = state.after.run_by_id.get(batch.run_id)
+        if run is None or state.is_deleted(run):
             continue
-        tasks = moment.after.tasks_by_run.get(batch.run_id, [])
+        tasks = state.after.tasks_by_run.get(batch.run_id, [])
         count = sum(task.batch_id == batch.batch_id for task in tasks)
         if count != batch.total and run.rerun_of is None:
             yield f"list {batch.batch_id} of {batch.run_id}: {batch.total} sealed, {count} rows"

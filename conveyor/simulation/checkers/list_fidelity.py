@@ -31,13 +31,13 @@ class Lists:
     uploads: list[Lines] = field(default_factory=list)
 
 
-def every_line_is_its_task(moment: StateChange) -> Iterator[str]:
+def every_line_is_its_task(state: StateChange) -> Iterator[str]:
     """I2, I10: a completed run has each accepted list, line by line, and no list that no client
     sent. An uploaded list is stored as it was at one instant."""
-    for job_id, lists in _lists_by_job(moment.history).items():
-        for run in moment.after.runs_by_job.get(job_id, []):
-            if run.status is RunStatus.COMPLETED and not moment.is_deleted(run):
-                tasks = moment.after.tasks_by_run.get(run.run_id, [])
+    for job_id, lists in _lists_by_job(state.history).items():
+        for run in state.after.runs_by_job.get(job_id, []):
+            if run.status is RunStatus.COMPLETED and not state.is_deleted(run):
+                tasks = state.after.tasks_by_run.get(run.run_id, [])
                 yield from _compare(run.run_id, _by_batch(tasks), lists)
 
 
@@ -51,13 +51,13 @@ def _compare(run_id: str, batches: Mapping[str, list[Task]], lists: Lists) -> It
             yield f"run {run_id} lacks a list of {len(lines)} lines that was accepted"
 
 
-def a_bad_line_is_a_failed_task(moment: StateChange) -> Iterator[str]:
+def a_bad_line_is_a_failed_task(state: StateChange) -> Iterator[str]:
     """I12: an invalid line of an accepted list is a failed task with a reason, and was never
     fetched; a valid line is never refused."""
-    for job_id, lists in _lists_by_job(moment.history).items():
-        for run in moment.after.runs_by_job.get(job_id, []):
-            if run.status is RunStatus.COMPLETED and not moment.is_deleted(run):
-                tasks = moment.after.tasks_by_run.get(run.run_id, [])
+    for job_id, lists in _lists_by_job(state.history).items():
+        for run in state.after.runs_by_job.get(job_id, []):
+            if run.status is RunStatus.COMPLETED and not state.is_deleted(run):
+                tasks = state.after.tasks_by_run.get(run.run_id, [])
                 for batch in _by_batch(tasks).values():
                     yield from _misjudged(batch, lists)
 
@@ -141,22 +141,22 @@ def _is_bad(line: Line) -> bool:
 _OF_ITS_OWN = frozenset({"worker_crashed", "worker_lost", "row_damaged"})
 
 
-def a_duplicate_is_not_fetched(moment: StateChange, fetch: Fetch) -> Iterator[str]:
+def a_duplicate_is_not_fetched(state: StateChange, fetch: Fetch) -> Iterator[str]:
     """I68: of equal lines only the first one, the original, is fetched."""
-    task = moment.after.tasks.get((fetch.run_id, fetch.task_id))
+    task = state.after.tasks.get((fetch.run_id, fetch.task_id))
     if task is not None and task.duplicate_of is not None:
         yield f"task {_name_of(task)} is fetched, a duplicate of {task.duplicate_of}"
 
 
-def a_duplicate_ends_as_its_original(moment: StateChange) -> Iterator[str]:
+def a_duplicate_ends_as_its_original(state: StateChange) -> Iterator[str]:
     """I68: a duplicate ends after its original, with the same body or the same failure."""
-    for change in moment.changed(TaskKey):
+    for change in state.changed(TaskKey):
         task: Task | None = change.new
         is_new = change.old is None or change.old.status not in TASK_TERMINAL
         if task is None or task.duplicate_of is None or task.status not in TASK_TERMINAL:
             continue
         is_own = task.problem is not None and task.problem.code in _OF_ITS_OWN
-        original = moment.after.tasks.get((task.run_id, task.duplicate_of))
+        original = state.after.tasks.get((task.run_id, task.duplicate_of))
         if not is_new or is_own or change.old is None:
             # A rerun that inherits rows writes them in the order of their ids, not originals first.
             continue
@@ -166,16 +166,16 @@ def a_duplicate_ends_as_its_original(moment: StateChange) -> Iterator[str]:
             yield f"task {_name_of(task)} did not end as its original"
 
 
-def duplicates_are_those_of_their_list(moment: StateChange) -> Iterator[str]:
+def duplicates_are_those_of_their_list(state: StateChange) -> Iterator[str]:
     """I68: in a completed run of a job with `dedup`, each line whose URL an earlier line of its
     list already asked for is a duplicate of the first such line, and no other line is a
     duplicate."""
-    for run in moment.after.runs.values():
-        job = moment.after.jobs.get((run.job_id,))
-        if run.status is not RunStatus.COMPLETED or job is None or moment.is_deleted(run):
+    for run in state.after.runs.values():
+        job = state.after.jobs.get((run.job_id,))
+        if run.status is not RunStatus.COMPLETED or job is None or state.is_deleted(run):
             continue
         first_of: dict[tuple[str, str, bool], str] = {}
-        tasks = moment.after.tasks_by_run.get(run.run_id, [])
+        tasks = state.after.tasks_by_run.get(run.run_id, [])
         for task in sorted(tasks, key=lambda task: (task.batch_id, task.index)):
             url = normalize_url(task.url)
             if not job.dedup or url is None or not task.claim:

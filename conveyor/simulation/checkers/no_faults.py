@@ -14,32 +14,32 @@ SOON_S = 5.0
 """Shorter than the period of the sweeper, which would repair a late end."""
 
 
-def no_page_is_fetched_twice_at_once(moment: StateChange, fetch: Fetch) -> Iterator[str]:
+def no_page_is_fetched_twice_at_once(state: StateChange, fetch: Fetch) -> Iterator[str]:
     """I17: while a task is being fetched, no other worker fetches it."""
-    if not moment.history.is_spared:
+    if not state.history.is_fault_free:
         return
-    for other in moment.history.fetches:
+    for other in state.history.fetches:
         is_same = (other.run_id, other.task_id) == (fetch.run_id, fetch.task_id)
         if is_same and other is not fetch and other.ended_at is None:
             yield f"task {fetch.run_id}/{fetch.task_id} is fetched by claim {other.claim} as well"
 
 
-def no_export_is_made_twice(moment: StateChange) -> Iterator[str]:
+def no_export_is_made_twice(state: StateChange) -> Iterator[str]:
     """I40: only one of several processes makes an export."""
-    for change in moment.changed(ExportKey) if moment.history.is_spared else ():
+    for change in state.changed(ExportKey) if state.history.is_fault_free else ():
         if change.new is not None and change.new.epoch > 1:
             yield f"export {change.new.export_id} is made for the {change.new.epoch}. time"
 
 
-def an_end_is_noticed_at_once(moment: StateChange) -> Iterator[str]:
+def the_last_task_completes_the_run(state: StateChange) -> Iterator[str]:
     """I27: the last task of a closed run completes the run; the sweeper is not needed."""
-    if not moment.history.is_spared or moment.history.kills_count:
+    if not state.history.is_fault_free or state.history.kills_count:
         return
-    for change in moment.changed(RunKey):
+    for change in state.changed(RunKey):
         old, new = change.old, change.new
         if old is None or new is None or new.status is not RunStatus.COMPLETED:
             continue
-        tasks = moment.after.tasks_by_run.get(new.run_id, [])
+        tasks = state.after.tasks_by_run.get(new.run_id, [])
         was_all_in = old.last_batch_received and not old.open_batches
         if old.status is new.status or not was_all_in or not tasks or new.ended_at is None:
             continue

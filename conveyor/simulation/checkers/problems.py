@@ -16,7 +16,7 @@ MEDIA_TYPE = "application/problem+json"
 _FAILED_TASK = 422
 
 
-def every_refusal_is_a_problem(moment: StateChange, call: Call) -> Iterator[str]:
+def every_refusal_is_a_problem(state: StateChange, call: Call) -> Iterator[str]:
     """I48: every 4xx and 5xx response is a problem document, with a code that its status allows and
     the matching type."""
     if call.status is None or call.status < 400:
@@ -35,18 +35,18 @@ def every_refusal_is_a_problem(moment: StateChange, call: Call) -> Iterator[str]
         yield f"{answer} with a problem of type {problem.get('type')}"
 
 
-def no_request_is_our_fault(moment: StateChange, call: Call) -> Iterator[str]:
+def no_5xx_without_an_injected_fault(state: StateChange, call: Call) -> Iterator[str]:
     """I48: no request is answered 500, unless a crash was injected while it was handled. No request
     is answered 5xx at all in a world without internal faults."""
     if call.status is None or call.status < 500 or call.answered_at is None:
         return
-    history = moment.history
+    history = state.history
     if call.status == 500:
-        is_meant = any(call.sent_at <= at <= call.answered_at for at in history.sabotaged_at)
+        is_meant = any(call.sent_at <= at <= call.answered_at for at in history.crash_injected_at)
     else:
-        is_meant = not history.is_spared or history.kills_count > 0
+        is_meant = not history.is_fault_free or history.kills_count > 0
     if not is_meant:
-        yield f"call {call.number} was answered {call.status}, and nothing had happened"
+        yield f"call {call.number} was answered {call.status}, and no fault was injected"
 
 
 def _parsed(answer: bytes) -> Mapping[str, Any]:

@@ -22,7 +22,7 @@ _COUNTS = ("completed", "successful", "failed")
 _ENDS = frozenset(("completed", "stopped", "failed"))
 
 
-def a_run_at_work_is_not_idle(moment: StateChange, call: Call) -> Iterator[str]:
+def a_run_with_open_lists_is_not_pending(state: StateChange, call: Call) -> Iterator[str]:
     """I28: no run is shown as pending while its list is being ingested."""
     # The content of a task is data of its site, whatever it looks like.
     is_content = call.route.endswith("/content")
@@ -33,31 +33,31 @@ def a_run_at_work_is_not_idle(moment: StateChange, call: Call) -> Iterator[str]:
             yield f"call {call.number} was shown run {run['run_id']} idle, with a list to come"
 
 
-def what_was_accepted_is_found(moment: StateChange, call: Call) -> Iterator[str]:
+def what_was_accepted_is_found(state: StateChange, call: Call) -> Iterator[str]:
     """I39: once a job is accepted, its caller finds it until somebody deletes it."""
     if call.method != "GET" or call.status != NOT_FOUND:
         return
-    for promise in moment.history.promises.values():
-        own = f"/v1/jobs/{promise.job_id}"
-        if promise.tenant != call.tenant or call.route not in {own, f"{own}/runs"}:
+    for accepted in state.history.accepted_requests.values():
+        own = f"/v1/jobs/{accepted.job_id}"
+        if accepted.tenant != call.tenant or call.route not in {own, f"{own}/runs"}:
             continue
         if not any(
             other_call.method == "DELETE" and other_call.path == own
-            for other_call in moment.history.calls
+            for other_call in state.history.calls
         ):
-            yield f"call {call.number} did not find job {promise.job_id}"
+            yield f"call {call.number} did not find job {accepted.job_id}"
 
 
-def an_end_that_was_shown_stays(moment: StateChange) -> Iterator[str]:
+def an_end_that_was_shown_stays(state: StateChange) -> Iterator[str]:
     """I39: once a caller was shown or told the end of a run, every later response shows the same
     end."""
-    responses = [response for call in moment.history.calls for response in _shown_by(call)]
+    responses = [response for call in state.history.calls for response in _shown_by(call)]
     ends: dict[str, tuple[float, str]] = {}
-    for at, run in [*responses, *_heard(moment)]:
+    for at, run in [*responses, *_delivered_ends(state)]:
         known = ends.get(run["run_id"])
         if run["status"] in _ENDS and (known is None or at < known[0]):
             ends[run["run_id"]] = at, run["status"]
-    for call in moment.history.calls:
+    for call in state.history.calls:
         for _, run in _shown_by(call):
             at, status = ends.get(run["run_id"], (call.sent_at, ""))
             if call.sent_at > at and run["status"] != status:
@@ -65,11 +65,11 @@ def an_end_that_was_shown_stays(moment: StateChange) -> Iterator[str]:
                 yield f"call {call.number} was shown {run['status']} run {run['run_id']}, {earlier}"
 
 
-def counts_that_were_shown_never_fall(moment: StateChange) -> Iterator[str]:
+def counts_that_were_shown_never_fall(state: StateChange) -> Iterator[str]:
     """I22: a response shows no smaller counts than one that was sent a second or more before the
     request."""
     calls: dict[tuple[str, str], list[tuple[float, int, Call]]] = defaultdict(list)
-    for call in moment.history.calls:
+    for call in state.history.calls:
         for at, run in _shown_by(call):
             for name in _COUNTS:
                 calls[run["run_id"], name].append((at, run["stats"][name], call))
@@ -93,8 +93,8 @@ def _shown_by(call: Call) -> Iterator[tuple[float, Mapping[str, Any]]]:
             yield call.answered_at, run
 
 
-def _heard(moment: StateChange) -> Iterator[tuple[float, Mapping[str, Any]]]:
-    for delivery in moment.history.deliveries:
+def _delivered_ends(state: StateChange) -> Iterator[tuple[float, Mapping[str, Any]]]:
+    for delivery in state.history.deliveries:
         event = json.loads(delivery.body)
         status = event["event_type"].removeprefix("run.")
         yield delivery.at, {"run_id": event["run_id"], "status": status}
@@ -117,13 +117,13 @@ def _runs_in(answer: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 _RUN = re.compile(r"/runs/[^/]+(?=/results$)")
 
 
-def a_cursor_fits_its_own_list(moment: StateChange, call: Call) -> Iterator[str]:
+def a_cursor_fits_its_own_list(state: StateChange, call: Call) -> Iterator[str]:
     """I38: a cursor is refused with any other tenant, job, run or filter."""
     query = _query(call)
     cursor = query.pop("cursor", None)
     if cursor is None or not call.is_accepted:
         return
-    for other in reversed(moment.history.calls):
+    for other in reversed(state.history.calls):
         if other.method != "GET" or f'"{cursor}"'.encode() not in other.answer:
             continue
         other_query = _query(other)
@@ -148,12 +148,12 @@ def _query(call: Call) -> dict[str, str]:
 # Pages (I37).
 
 
-def pages_show_each_task_once(moment: StateChange) -> Iterator[str]:
+def pages_show_each_task_once(state: StateChange) -> Iterator[str]:
     """I37: the pages of an ended run together show each of its tasks once, in the order of ids."""
-    for run_id, task_ids in moment.history.paged_runs:
-        run = moment.after.run_by_id.get(run_id)
+    for run_id, task_ids in state.history.paged_runs:
+        run = state.after.run_by_id.get(run_id)
         if run is None or run.status in RUN_LIVE:
             continue
-        ids = sorted(task.task_id for task in moment.after.tasks_by_run.get(run_id, []))
+        ids = sorted(task.task_id for task in state.after.tasks_by_run.get(run_id, []))
         if task_ids != ids:
             yield f"run {run_id} has {len(ids)} tasks, its pages showed {len(task_ids)}"

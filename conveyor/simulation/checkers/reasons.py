@@ -9,20 +9,20 @@ from conveyor.domain.changes import TaskKey
 from conveyor.domain.model import Problem, TaskStatus
 from conveyor.simulation.invariant_monitor import StateChange
 
-_OURS = re.compile(
+_OWN_RESOURCES = re.compile(
     r"\b(storage|bucket|disk|room|database|store|queue|lease|redis|coordinator|descriptors?"
     r"|resources?|threads?|memory|ports)\b"
 )
 
 
-def no_failure_names_our_resources(moment: StateChange) -> Iterator[str]:
+def no_failure_names_our_resources(state: StateChange) -> Iterator[str]:
     """I54: no task fails because of storage, descriptors, memory or another resource of the
     service."""
-    for change in moment.changed(TaskKey):
+    for change in state.changed(TaskKey):
         task = change.new
         if task is None or task.status is not TaskStatus.FAILED or task.problem is None:
             continue
-        if named := _OURS.search(_text_of(task.problem)):
+        if named := _OWN_RESOURCES.search(_text_of(task.problem)):
             yield f"task {task.run_id}/{task.task_id} failed for our {named[0]}"
 
 

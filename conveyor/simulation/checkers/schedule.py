@@ -13,32 +13,30 @@ TIMES_MAX = 20
 """At most this many nominal times are checked when a schedule moves on after a long absence."""
 
 
-def a_nominal_time_makes_one_run(moment: StateChange) -> Iterator[str]:
+def a_nominal_time_makes_one_run(state: StateChange) -> Iterator[str]:
     """No two runs of a job have the same nominal time."""
-    for change in moment.changed(RunKey):
+    for change in state.changed(RunKey):
         if change.old is not None or change.new is None or change.new.scheduled_for is None:
             continue
-        times = Counter(run.scheduled_for for run in moment.after.runs_by_job[change.new.job_id])
+        times = Counter(run.scheduled_for for run in state.after.runs_by_job[change.new.job_id])
         count = times[change.new.scheduled_for]
         if count > 1:
             yield f"job {change.new.job_id} fired {count} times for {change.new.scheduled_for:.0f}"
 
 
-def no_nominal_time_is_left_out(moment: StateChange) -> Iterator[str]:
+def no_nominal_time_is_left_out(state: StateChange) -> Iterator[str]:
     """When a schedule moves on, each nominal time in between has made a run or is recorded as
     skipped."""
-    for change in moment.changed(ScheduleKey):
+    for change in state.changed(ScheduleKey):
         old: Schedule | None = change.old
         new: Schedule | None = change.new
         if old is None or new is None or old.rule != new.rule or old.next_fire_at is None:
             continue
         nominal = old.next_fire_at
-        if new.next_fire_at == nominal or nominal > moment.after.now:
+        if new.next_fire_at == nominal or nominal > state.after.now:
             continue
-        scheduled_times = {
-            run.scheduled_for for run in moment.after.runs_by_job.get(new.job_id, [])
-        }
-        if _was_deleted(moment, new.job_id):
+        scheduled_times = {run.scheduled_for for run in state.after.runs_by_job.get(new.job_id, [])}
+        if _was_deleted(state, new.job_id):
             continue
         for nominal_time in _nominal_times(old, new.next_fire_at):
             is_skip = any(skip.first_at <= nominal_time <= skip.until for skip in new.skips)
@@ -59,7 +57,7 @@ def _nominal_times(schedule: Schedule, until: float | None) -> Iterator[float]:
             return
 
 
-def _was_deleted(moment: StateChange, job_id: str) -> bool:
+def _was_deleted(state: StateChange, job_id: str) -> bool:
     """Whether a caller deleted a run of the job: it may be the run of a nominal time."""
     own = f"/{job_id}/runs/"
-    return any(call.method == "DELETE" and own in call.path for call in moment.history.calls)
+    return any(call.method == "DELETE" and own in call.path for call in state.history.calls)

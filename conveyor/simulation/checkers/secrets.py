@@ -10,7 +10,7 @@ import msgspec
 
 from conveyor.simulation.checkers.export import published
 from conveyor.simulation.client_history import Call, Delivery, History
-from conveyor.simulation.environment.export_reader import DAMAGE, unpacked
+from conveyor.simulation.environment.export_reader import READ_ERRORS, unpacked
 from conveyor.simulation.invariant_monitor import StateChange
 from conveyor.simulation.secret_markers import MARK
 
@@ -18,50 +18,50 @@ _MARK = MARK.encode()
 _ROTATE = "/v1/hmac/keys/rotate"
 
 
-def no_secret_is_stored(moment: StateChange) -> Iterator[str]:
+def no_secret_is_stored(state: StateChange) -> Iterator[str]:
     """I45: no row, message, coordination entry or body contains a secret."""
-    secrets = [_MARK, *_signing_secrets(moment.history)]
+    secrets = [_MARK, *_signing_secrets(state.history)]
     encode = msgspec.msgpack.encode
-    for kind, table in moment.after.rows.items():
+    for kind, table in state.after.rows.items():
         rows = list(table.values())
         if _is_in(encode(rows), secrets):
             (*_, last_row) = (row for row in rows if _is_in(encode(row), secrets))
             yield f"there is a secret in the {type(last_row).__name__} at {kind.__name__}"
-    for item in moment.remains():
+    for item in state.stored_items():
         if _MARK in item.content or MARK in item.name:
             yield f"there is a secret in the {item.location} {item.name}"
 
 
-def no_secret_is_exported(moment: StateChange) -> Iterator[str]:
+def no_secret_is_exported(state: StateChange) -> Iterator[str]:
     """I45: no exported file contains a secret, in whatever format."""
-    for export, _ in published(moment):
-        file = moment.body(export.key) if export.key else None
-        with suppress(*DAMAGE):
+    for export, _ in published(state):
+        file = state.body(export.key) if export.key else None
+        with suppress(*READ_ERRORS):
             if file is not None and _MARK in unpacked(export.format, file):
                 yield f"there is a secret in export {export.export_id}"
 
 
-def no_secret_is_logged(moment: StateChange) -> Iterator[str]:
+def no_secret_is_logged(state: StateChange) -> Iterator[str]:
     """I45: no log line contains a secret."""
-    yield from (f"logged: {line[:300]}" for line in moment.history.logged if MARK in line)
+    yield from (f"logged: {line[:300]}" for line in state.history.logged if MARK in line)
 
 
-def no_secret_is_shown(moment: StateChange, call: Call) -> Iterator[str]:
+def no_secret_is_shown(state: StateChange, call: Call) -> Iterator[str]:
     """I45: no response contains a secret, not even the caller's own. The response that creates a
     signing key is the exception."""
     secrets = [_MARK]
     if call.route != _ROTATE:
-        secrets += _signing_secrets(moment.history)
+        secrets += _signing_secrets(state.history)
     if _is_in(call.answer, secrets):
         yield f"call {call.number} was shown a secret"
 
 
-def no_secret_is_told(moment: StateChange, delivery: Delivery) -> Iterator[str]:
+def no_secret_is_delivered(state: StateChange, delivery: Delivery) -> Iterator[str]:
     """I45: no webhook delivery contains a secret."""
-    secrets = [_MARK, *_signing_secrets(moment.history)]
+    secrets = [_MARK, *_signing_secrets(state.history)]
     texts = [delivery.body, repr(delivery.headers).encode()]
     if any(_is_in(text, secrets) for text in texts):
-        yield f"event {delivery.event_id} told a secret"
+        yield f"event {delivery.event_id} contains a secret"
 
 
 def _signing_secrets(history: History) -> Iterator[bytes]:

@@ -11,40 +11,42 @@ from conveyor.simulation.invariant_monitor import StateChange
 _NOT_FOUND_OR_NOT_NOW = frozenset({404, 429, 500, 503})
 
 
-def nobody_sees_what_is_anothers(moment: StateChange, call: Call) -> Iterator[str]:
+def no_caller_sees_data_of_another(state: StateChange, call: Call) -> Iterator[str]:
     """I44: a successful response neither belongs to nor names a job of another caller."""
     if not call.is_accepted:
         return
-    for promise in moment.history.promises.values():
-        if promise.tenant == call.tenant:
+    for accepted in state.history.accepted_requests.values():
+        if accepted.tenant == call.tenant:
             continue
-        if promise.job_id in call.path or promise.job_id.encode() in call.answer:
-            yield f"call {call.number} of {call.tenant} was shown a job of {promise.tenant}"
+        if accepted.job_id in call.path or accepted.job_id.encode() in call.answer:
+            yield f"call {call.number} of {call.tenant} was shown a job of {accepted.tenant}"
 
 
-def what_is_anothers_is_not_found(moment: StateChange, call: Call) -> Iterator[str]:
+def ids_of_other_callers_are_not_found(state: StateChange, call: Call) -> Iterator[str]:
     """I44: on every route, an id of another caller is answered like an id that does not exist."""
     if call.status is None or call.status in _NOT_FOUND_OR_NOT_NOW:
         return
-    for promise in moment.history.promises.values():
-        if promise.tenant != call.tenant and promise.job_id in call.path:
+    for accepted in state.history.accepted_requests.values():
+        if accepted.tenant != call.tenant and accepted.job_id in call.path:
             yield f"call {call.number} of {call.tenant} was answered {call.status}, and not 404"
 
 
-def nobody_is_told_of_what_is_anothers(moment: StateChange, delivery: Delivery) -> Iterator[str]:
+def no_webhook_names_a_job_of_another_caller(
+    state: StateChange, delivery: Delivery
+) -> Iterator[str]:
     """I44: a webhook goes only to an address that the owner of its job gave, and names only that
     job."""
     event = json.loads(delivery.body)
-    run = moment.after.run_by_id.get(event["run_id"])
+    run = state.after.run_by_id.get(event["run_id"])
     if run is not None and run.job_id != event["job_id"]:
         yield f"event {delivery.event_id} tells of run {run.run_id} of job {run.job_id}"
-    for promise in moment.history.promises.values():
-        if promise.job_id.encode() not in delivery.body:
+    for accepted in state.history.accepted_requests.values():
+        if accepted.job_id.encode() not in delivery.body:
             continue
-        if promise.job_id != event["job_id"]:
-            yield f"event {delivery.event_id} names job {promise.job_id} as well"
-        if not _was_named(delivery.url, promise.tenant, moment.history):
-            yield f"{delivery.url} was told of job {promise.job_id} of {promise.tenant}"
+        if accepted.job_id != event["job_id"]:
+            yield f"event {delivery.event_id} names job {accepted.job_id} as well"
+        if not _was_named(delivery.url, accepted.tenant, state.history):
+            yield f"{delivery.url} was told of job {accepted.job_id} of {accepted.tenant}"
 
 
 def _was_named(url: str, tenant: str, history: History) -> bool:
@@ -52,13 +54,13 @@ def _was_named(url: str, tenant: str, history: History) -> bool:
     return any(call.tenant == tenant and named in call.body for call in history.calls)
 
 
-def a_key_is_its_callers_own(moment: StateChange, call: Call) -> Iterator[str]:
+def a_key_conflicts_only_for_its_caller(state: StateChange, call: Call) -> Iterator[str]:
     """I44: a key conflicts only with earlier requests of the same caller."""
     if call.status != 409 or b"idempotency_key_conflict" not in call.answer:
         return
     own = (
         other
-        for other in moment.history.calls
+        for other in state.history.calls
         if (other.tenant, other.key, other.path) == (call.tenant, call.key, call.path)
     )
     if all(other.body == call.body for other in own):

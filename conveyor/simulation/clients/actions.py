@@ -24,12 +24,12 @@ from conveyor.simulation.clients.adversarial import (
     submit_a_line_that_raises,
 )
 from conveyor.simulation.clients.changes import (
-    ask_what_would_happen,
     audit_a_run,
+    cancel_a_key_rotation,
     change_a_budget,
-    drop_a_new_key,
     follow_events,
     look_at_the_service,
+    make_dry_runs,
     remove_a_webhook,
     replace_a_schedule,
     set_a_webhook,
@@ -38,35 +38,35 @@ from conveyor.simulation.clients.changes import (
     watch_a_job,
 )
 from conveyor.simulation.clients.client import Client
-from conveyor.simulation.clients.cross_tenant import ask_for_what_is_anothers
+from conveyor.simulation.clients.cross_tenant import request_objects_of_others
 from conveyor.simulation.environment.fake_internet import RECEIVER_DOMAIN
 from conveyor.simulation.environment.http_exchange import HOST
 from conveyor.simulation.faults.faults import Fault
-from conveyor.simulation.profiles import TEMPERS
+from conveyor.simulation.profiles import CLIENT_PROFILES
 
 Action = Callable[[Client], Awaitable[None]]
 
-# The pause between two actions, before it is divided by the haste of the world.
+# The pause between two actions, before it is divided by `client_speed`.
 PAUSE_S = (0.0, 15.0)
 _PAGE_ROWS_MAX = 50
 # The probability that a paused job is not resumed by the same action.
-LEFT_PAUSED = 0.3
+LEFT_PAUSED_SHARE = 0.3
 # The probability that a client reads a job immediately after it was accepted.
-LOOKS_AT_ONCE = 0.3
-SHORT_KEPT = 3
+READ_AT_ONCE_SHARE = 0.3
+SHORT_RETENTION_EVERY = 3
 """About one job of three keeps its results for a day only."""
 
 
 async def act_forever(client: Client) -> None:
     """Does one drawn action after another until it is cancelled."""
-    options = client.stage.options
-    often = TEMPERS[options.temper]
+    options = client.sim.options
+    often = CLIENT_PROFILES[options.client_profile]
     actions = list(ACTIONS)
     weights = [weight * often.get(candidate.__name__, 1) for candidate, weight in ACTIONS.items()]
     while True:
         (action,) = client.random.choices(actions, weights)
         await action(client)
-        await trio.sleep(client.random.uniform(*PAUSE_S) / options.haste)
+        await trio.sleep(client.random.uniform(*PAUSE_S) / options.client_speed)
 
 
 async def submit_a_short_list(client: Client) -> None:
@@ -134,7 +134,7 @@ async def submit_an_uploaded_list(client: Client) -> None:
     if has_bad_lines:
         body["on_invalid"] = "skip"
     await _submit(client, body)
-    if client.stage.faults.strikes(Fault.LIST_OVERWRITTEN):
+    if client.sim.faults.occurs(Fault.LIST_OVERWRITTEN):
         await _upload(client, target, has_bad_lines=has_bad_lines)
 
 
@@ -147,7 +147,7 @@ async def add_a_list(client: Client) -> None:
     body: dict[str, Any] = {"tasks": lines, "last_batch": is_last}
     call = await client.post(f"/v1/jobs/{job.job_id}/tasks", body)
     if call is not None and call.is_accepted:
-        client.stage.history.promises[job.job_id].lines_count += call.json["accepted_tasks"]
+        client.sim.history.accepted_requests[job.job_id].lines_count += call.json["accepted_tasks"]
         job.is_open = job.is_open and not is_last
 
 
@@ -165,7 +165,7 @@ async def stop_a_job(client: Client) -> None:
         call = await client.post(f"/v1/jobs/{job.job_id}/{word}")
         if call is not None and call.is_accepted and call.answered_at is not None:
             run_id = call.json["run_id"]
-            client.stage.history.stopped_runs.setdefault(run_id, call.answered_at)
+            client.sim.history.stopped_runs.setdefault(run_id, call.answered_at)
 
 
 async def pause_a_job(client: Client) -> None:
@@ -173,7 +173,7 @@ async def pause_a_job(client: Client) -> None:
     if job is not None:
         await client.post(f"/v1/jobs/{job.job_id}/pause")
         await trio.sleep(client.random.uniform(0.0, 20.0))
-        if client.random.random() > LEFT_PAUSED:
+        if client.random.random() > LEFT_PAUSED_SHARE:
             await client.post(f"/v1/jobs/{job.job_id}/resume")
 
 
@@ -214,7 +214,7 @@ async def page_through(client: Client, path: str) -> list[Mapping[str, Any]] | N
     """Reads every page of a list, each page longer than the last; returns None if a request got no
     answer."""
     results: list[Mapping[str, Any]] = []
-    cursor, rows = "", client.stage.options.page_rows
+    cursor, rows = "", client.sim.options.page_rows
     while True:
         call = await client.get(f"{path}?limit={rows}{cursor}")
         if call is None or not call.is_accepted:
@@ -257,7 +257,7 @@ async def change_a_schedule(client: Client) -> None:
 
 
 async def sign_webhooks(client: Client) -> None:
-    secrets = client.stage.history.signing_secrets.setdefault(client.name, [])
+    secrets = client.sim.history.signing_secrets.setdefault(client.name, [])
     # Until the answer arrives there may be a key whose secret the client does not know.
     secrets.append(None)
     call = await client.post("/v1/hmac/keys/rotate")
@@ -314,15 +314,15 @@ ACTIONS: Mapping[Action, int] = {
     sign_webhooks: 1,
     redeliver_an_event: 1,
     look_at_bodies: 1,
-    ask_for_what_is_anothers: 1,
+    request_objects_of_others: 1,
     replace_a_schedule: 1,
     submit_under_a_budget: 1,
     change_a_budget: 1,
     set_a_webhook: 1,
     remove_a_webhook: 1,
     try_a_webhook_out: 1,
-    drop_a_new_key: 1,
-    ask_what_would_happen: 1,
+    cancel_a_key_rotation: 1,
+    make_dry_runs: 1,
     audit_a_run: 1,
     follow_events: 1,
     look_at_the_service: 1,
@@ -342,7 +342,7 @@ def _lines(client: Client, count: int) -> list[dict[str, Any]]:
     client.numbers += 1
     base = f"https://site{client.random.randint(1, 3)}.example/{client.name}/{client.numbers}"
     lines: list[dict[str, Any]] = [{"url": f"{base}/{index}"} for index in range(count)]
-    if lines and client.tells_secrets():
+    if lines and client.sends_secrets():
         headers = {"custom_headers": {"cookie": client.secret("cookie")}}
         lines[-1] |= {"method": "POST", "body": client.secret("body"), "zenrows_params": headers}
     return lines
@@ -351,7 +351,7 @@ def _lines(client: Client, count: int) -> list[dict[str, Any]]:
 def _job(client: Client, lines: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
     random = client.random
     body: dict[str, Any] = {} if lines is None else {"tasks": list(lines)}
-    if lines and client.repeats_itself():
+    if lines and client.sends_duplicates():
         body = {"dedup": True, "tasks": _with_repeats(client, lines)}
     if random.random() < 0.5:
         is_signed = client.has_signing_key and random.random() < 0.7
@@ -367,7 +367,7 @@ def _job(client: Client, lines: Sequence[Mapping[str, Any]] | None) -> dict[str,
         body["zenrows_params"] = {"custom_headers": {"authorization": client.secret("header")}}
     if random.random() < 0.02:
         body["host_limits"] = {"concurrency": 1}
-    if client.numbers % SHORT_KEPT == 0:
+    if client.numbers % SHORT_RETENTION_EVERY == 0:
         body["result_ttl_days"] = 1
     return body
 
@@ -378,8 +378,8 @@ def _with_repeats(client: Client, lines: Sequence[Mapping[str, Any]]) -> list[di
     repeated: list[dict[str, Any]] = []
     for line in lines:
         repeated.append({**line})
-        other = client.repetitive.choice(repeated)
-        if client.repetitive.random() < 0.5 and other is not repeated[-1]:
+        other = client.duplicates_random.choice(repeated)
+        if client.duplicates_random.random() < 0.5 and other is not repeated[-1]:
             repeated[-1] = {**other, "url": other["url"] + "#again"}
     return repeated
 
@@ -387,13 +387,13 @@ def _with_repeats(client: Client, lines: Sequence[Mapping[str, Any]]) -> list[di
 async def _submit(client: Client, body: dict[str, Any]) -> None:
     call = await client.post("/v1/jobs", body)
     if call is not None and call.is_accepted:
-        known = client.promised(
+        known = client.record_accepted(
             call,
             is_open=body.get("status") == "open",
             is_scheduled=body.get("type") == "scheduled",
         )
         known.has_webhook = "webhook" in body
-        if client.random.random() < LOOKS_AT_ONCE:
+        if client.random.random() < READ_AT_ONCE_SHARE:
             await client.get(f"/v1/jobs/{known.job_id}")
 
 

@@ -8,8 +8,8 @@ from functools import partial
 import trio
 
 from conveyor.simulation.clients.client import Client, KnownJob
-from conveyor.simulation.environment.fake_internet import POISON
-from conveyor.simulation.environment.recording_gateway import RAISES
+from conveyor.simulation.environment.fake_internet import KILLING_PATH
+from conveyor.simulation.environment.recording_gateway import RAISING_PATH
 
 # How much later than the other one of two simultaneous actions begins.
 _HEAD_STARTS_S = (0.0, 0.0, 0.05)
@@ -21,7 +21,7 @@ async def borrow_a_key(client: Client) -> None:
     """Sends the request of another client again, under the same key, as this client."""
     calls = [
         call
-        for call in client.stage.history.calls
+        for call in client.sim.history.calls
         if call.tenant != client.name and call.key is not None and call.path == "/v1/jobs"
     ]
     if calls:
@@ -48,8 +48,8 @@ async def do_two_things_at_once(client: Client) -> None:
         return
     job = client.random.choice(jobs[-6:])
     async with trio.open_nursery() as nursery:
-        for deed in client.random.choices(_DEEDS, k=2):
-            nursery.start_soon(deed, client, job)
+        for action in client.random.choices(_SIMULTANEOUS_ACTIONS, k=2):
+            nursery.start_soon(action, client, job)
 
 
 async def add_to_a_list_under_way(client: Client) -> None:
@@ -57,7 +57,7 @@ async def add_to_a_list_under_way(client: Client) -> None:
     body = {"tasks": _lines(client, client.random.randint(5, 40)), "status": "open"}
     call = await client.post("/v1/jobs", body)
     if call is not None and call.is_accepted:
-        job = client.promised(call, is_open=True)
+        job = client.record_accepted(call, is_open=True)
         await _add(client, job)
 
 
@@ -66,7 +66,7 @@ async def stop_a_list_under_way(client: Client) -> None:
     may start, and it must also have the lines that were not ingested."""
     call = await client.post("/v1/jobs", {"tasks": _lines(client, client.random.randint(20, 60))})
     if call is not None and call.is_accepted:
-        job = client.promised(call, is_open=False)
+        job = client.record_accepted(call, is_open=False)
         await _post("stop", client, job)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_post, "rerun", client, job)
@@ -77,7 +77,7 @@ async def delete_a_list_under_way(client: Client) -> None:
     """Deletes a job while workers fetch its pages; no page may be left."""
     call = await client.post("/v1/jobs", {"tasks": _lines(client, client.random.randint(5, 30))})
     if call is not None and call.is_accepted:
-        job = client.promised(call, is_open=False)
+        job = client.record_accepted(call, is_open=False)
         await trio.sleep(client.random.uniform(0.0, 5.0))
         await delete(client, job)
 
@@ -99,31 +99,33 @@ async def delete(client: Client, job: KnownJob) -> None:
     job.is_deleted = True
     call = await client.reliably("DELETE", f"/v1/jobs/{job.job_id}")
     if call is not None and call.is_accepted and call.answered_at is not None:
-        client.stage.history.deleted_jobs.setdefault(job.job_id, call.answered_at)
+        client.sim.history.deleted_jobs.setdefault(job.job_id, call.answered_at)
         await client.get(f"/v1/jobs/{job.job_id}")
 
 
 async def submit_a_line_that_kills(client: Client) -> None:
     """Submits a task that kills the worker that fetches it, at most once per world and only with
     faults."""
-    is_spared = client.stage.options.is_spared
-    if not is_spared and not any(POISON in call.body for call in client.stage.history.calls):
-        url = f"https://site1.example/{client.name}/{POISON.decode()}"
+    is_fault_free = client.sim.options.is_fault_free
+    if not is_fault_free and not any(
+        KILLING_PATH in call.body for call in client.sim.history.calls
+    ):
+        url = f"https://site1.example/{client.name}/{KILLING_PATH.decode()}"
         call = await client.post("/v1/jobs", {"tasks": [{"url": url}]})
         if call is not None and call.is_accepted:
-            client.promised(call, is_open=False)
+            client.record_accepted(call, is_open=False)
 
 
 async def submit_a_line_that_raises(client: Client) -> None:
     """Submits a list with one line whose handler raises each time, beside good lines; at most twice
     per world."""
-    calls = [call for call in client.stage.history.calls if RAISES.encode() in call.body]
-    if "task" in client.stage.options.neighbours.poisons and len(calls) < 2:
-        url = f"https://site1.example/{client.name}{RAISES}{client.new_key()}"
+    calls = [call for call in client.sim.history.calls if RAISING_PATH.encode() in call.body]
+    if "task" in client.sim.options.conditions.poisons and len(calls) < 2:
+        url = f"https://site1.example/{client.name}{RAISING_PATH}{client.new_key()}"
         body = {"tasks": [*_lines(client, 6), {"url": url}]}
         call = await client.post("/v1/jobs", body)
         if call is not None and call.is_accepted:
-            client.promised(call, is_open=False)
+            client.record_accepted(call, is_open=False)
 
 
 async def _post(what: str, client: Client, job: KnownJob) -> None:
@@ -136,7 +138,7 @@ async def _add(client: Client, job: KnownJob) -> None:
     body = {"tasks": _lines(client, 1)}
     call = await client.post(f"/v1/jobs/{job.job_id}/tasks", body)
     if call is not None and call.is_accepted:
-        client.stage.history.promises[job.job_id].lines_count += call.json["accepted_tasks"]
+        client.sim.history.accepted_requests[job.job_id].lines_count += call.json["accepted_tasks"]
 
 
 def _lines(client: Client, count: int) -> list[dict[str, str]]:
@@ -145,7 +147,7 @@ def _lines(client: Client, count: int) -> list[dict[str, str]]:
     return [{"url": f"{base}/{index}"} for index in range(count)]
 
 
-_DEEDS: tuple[Callable[[Client, KnownJob], Awaitable[None]], ...] = (
+_SIMULTANEOUS_ACTIONS: tuple[Callable[[Client, KnownJob], Awaitable[None]], ...] = (
     _add,
     _add,
     partial(_post, "close"),

@@ -23,12 +23,10 @@ async def submit_alone(client: Client) -> None:
     """Submits the first small job, before any other client starts, and waits until its run has
     ended."""
     with trio.move_on_after(ALONE_S_MAX):
-        while not client.stage.history.small_jobs:
+        while not client.sim.history.small_jobs:
             await _submit(client)
         while (
-            client.stage.watcher.check_snapshot()
-            .after.runs_by_job[client.jobs[0].job_id][0]
-            .ended_at
+            client.sim.monitor.check_snapshot().after.runs_by_job[client.jobs[0].job_id][0].ended_at
             is None
         ):
             await trio.sleep(LOOK_S)
@@ -46,5 +44,5 @@ async def _submit(client: Client) -> None:
     body = {"tasks": [{"url": f"{base}/{n}"} for n in range(TASKS_COUNT)]}
     call = await client.post("/v1/jobs", body)
     if call is not None and call.is_accepted:
-        known = client.promised(call, is_open=False)
-        client.stage.history.small_jobs.append(known.job_id)
+        known = client.record_accepted(call, is_open=False)
+        client.sim.history.small_jobs.append(known.job_id)

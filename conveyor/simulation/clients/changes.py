@@ -9,7 +9,7 @@ import trio
 from conveyor.simulation.clients.client import Client
 from conveyor.simulation.environment.fake_internet import RECEIVER_DOMAIN
 
-AMPLE = {"credits": 1_000_000}
+AMPLE_BUDGET = {"credits": 1_000_000}
 """A budget that no run in a simulated world uses up."""
 WATCHED_TIMES = 8
 WATCHED_EVERY_S = (0.0, 0.5)
@@ -33,13 +33,13 @@ async def submit_under_a_budget(client: Client) -> None:
     spent = {"credits": client.random.choice((1, 3, 1000))}
     call = await client.post("/v1/jobs", {"tasks": lines, "budget": spent})
     if call is not None and call.is_accepted:
-        client.promised(call, is_open=False).has_budget = True
+        client.record_accepted(call, is_open=False).has_budget = True
 
 
 async def change_a_budget(client: Client) -> None:
     job = client.pick(lambda job: job.has_budget)
     if job is not None:
-        budget = client.random.choice(({"credits": 2}, {"credits": 50}, AMPLE))
+        budget = client.random.choice(({"credits": 2}, {"credits": 50}, AMPLE_BUDGET))
         await client.reliably("PUT", f"/v1/jobs/{job.job_id}/budget", budget)
 
 
@@ -64,12 +64,12 @@ async def try_a_webhook_out(client: Client) -> None:
     await client.post("/v1/webhook/test", webhook)
 
 
-async def drop_a_new_key(client: Client) -> None:
+async def cancel_a_key_rotation(client: Client) -> None:
     await client.get("/v1/hmac/keys")
     await client.reliably("DELETE", "/v1/hmac/keys/rotate")
 
 
-async def ask_what_would_happen(client: Client) -> None:
+async def make_dry_runs(client: Client) -> None:
     """Sends requests that create nothing: dry runs and an invalid crawl."""
     lines = [{"url": "https://site1.example/"}, {"url": "ftp://site.example/"}]
     await client.once("POST", "/v1/jobs?dry_run=true", {"tasks": lines})
@@ -115,7 +115,7 @@ async def watch_a_job(client: Client, job_id: str) -> None:
             await client.once("GET", f"/v1/jobs/{job_id}")
             await trio.sleep(client.random.uniform(*WATCHED_EVERY_S))
 
-    options = client.stage.options
+    options = client.sim.options
     if options.engine == "aws" and options.has_redis:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(look_often)

@@ -26,14 +26,14 @@ from conveyor.simulation.secret_markers import secret_of
 # How long a client waits for an answer before it disconnects.
 TIMEOUT_S = 70.0
 TRIES_MAX = 8
-AGAIN_S = 30.0
+RETRY_S_MAX = 30.0
 # The share of lists that contain secrets.
-SECRETIVE = 0.2
+SECRETS_SHARE = 0.2
 # The share of lists that contain duplicates.
-REPETITIVE = 0.15
+DUPLICATES_SHARE = 0.15
 
 # Responses that ask the client to try again.
-_UNSETTLED = frozenset({408, 429, 500, 503, 507})
+_TRY_AGAIN = frozenset({408, 429, 500, 503, 507})
 
 
 @dataclass(slots=True)
@@ -54,10 +54,10 @@ class Client:
     change which actions are drawn."""
 
     name: str
-    stage: SimContext
+    sim: SimContext
     random: Random = field(init=False)
-    secretive: Random = field(init=False)
-    repetitive: Random = field(init=False)
+    secrets_random: Random = field(init=False)
+    duplicates_random: Random = field(init=False)
     jobs: list[KnownJob] = field(default_factory=list)
     inputs: list[tuple[str, str, bool]] = field(default_factory=list)
     exports: list[tuple[str, str, str]] = field(default_factory=list)
@@ -67,20 +67,20 @@ class Client:
     numbers: int = 0
 
     def __post_init__(self) -> None:
-        self.random = self.stage.random(self.name)
-        self.secretive = self.stage.random(f"secrets of {self.name}")
-        self.repetitive = self.stage.random(f"repeats of {self.name}")
+        self.random = self.sim.random(self.name)
+        self.secrets_random = self.sim.random(f"secrets of {self.name}")
+        self.duplicates_random = self.sim.random(f"repeats of {self.name}")
 
     def secret(self, what: str) -> str:
         return secret_of(self.name, what)
 
-    def tells_secrets(self) -> bool:
+    def sends_secrets(self) -> bool:
         """Whether the next list contains secrets."""
-        return self.secretive.random() < SECRETIVE
+        return self.secrets_random.random() < SECRETS_SHARE
 
-    def repeats_itself(self) -> bool:
+    def sends_duplicates(self) -> bool:
         """Whether the next list contains duplicates, which must be fetched only once."""
-        return self.repetitive.random() < REPETITIVE
+        return self.duplicates_random.random() < DUPLICATES_SHARE
 
     def new_key(self) -> str:
         self.numbers += 1
@@ -96,7 +96,7 @@ class Client:
         """Sends a POST with a new key until it gets a final answer; returns None if it never
         does."""
         key = self.new_key()
-        if self.keys and self.stage.faults.strikes(Fault.CLIENT_REUSED_KEY):
+        if self.keys and self.sim.faults.occurs(Fault.CLIENT_REUSED_KEY):
             await self._reuse_a_key(body)
         self.keys.append((key, path))
         return await self.reliably("POST", path, body, key=key)
@@ -116,25 +116,25 @@ class Client:
         """Sends a request until its answer is final, and sometimes once more."""
         data = raw if raw is not None else (b"" if body is None else json.dumps(body).encode())
         send = partial(self._send, method, path, data, key, is_raw=raw is not None)
-        if key is not None and self.stage.faults.strikes(Fault.CLIENT_REPEATED_AT_ONCE):
+        if key is not None and self.sim.faults.occurs(Fault.CLIENT_REPEATED_AT_ONCE):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(send)
                 nursery.start_soon(send)
         for _ in range(TRIES_MAX):
             call = await send()
-            if call.status is not None and not _is_unsettled(call):
-                if key is not None and self.stage.faults.strikes(Fault.CLIENT_REPEATED):
+            if call.status is not None and not _asks_to_try_again(call):
+                if key is not None and self.sim.faults.occurs(Fault.CLIENT_REPEATED):
                     await send()
                 return call
-            await trio.sleep(self.random.uniform(0.5, AGAIN_S))
+            await trio.sleep(self.random.uniform(0.5, RETRY_S_MAX))
         return None
 
     async def put_into_storage(self, url: str, body: bytes) -> None:
         """Uploads to a presigned URL of the storage, not through the API."""
         await trio.sleep(self.random.uniform(0.0, 2.0))
-        status = self.stage.backend.serve("PUT", url, {"content-type": "text/plain"}, body)
-        self.stage.history.uploads.append((url, body))
-        self.stage.trace.note(self.name, "uploaded", f"{len(body)} bytes -> {status}")
+        status = self.sim.backend.handle_presigned("PUT", url, {"content-type": "text/plain"}, body)
+        self.sim.history.uploads.append((url, body))
+        self.sim.trace.note(self.name, "uploaded", f"{len(body)} bytes -> {status}")
 
     async def once(self, method: str, path: str, body: Any = None) -> Call:
         """Sends a request once and returns whatever comes of it."""
@@ -167,20 +167,20 @@ class Client:
         call = self._new_call(method, path, key, body)
         exchange = Exchange(method=method, path=path, headers=headers, body=body)
         process = self._some_api()
-        if process is not None and process.begin(exchange):
+        if process is not None and process.accept(exchange):
             await self._wait_for(exchange)
         else:
             await trio.sleep(0.1)
         if exchange.is_whole:
             call.status, call.answer = exchange.status, bytes(exchange.answer)
             call.answered_at, call.media_type = trio.current_time(), exchange.media_type
-            self.stage.watcher.answered(call)
+            self.sim.monitor.on_answer(call)
         answer = "no answer" if call.status is None else f"{call.status} {_short(call.answer)}"
-        self.stage.trace.note(self.name, "was answered", f"#{call.number} {answer}")
+        self.sim.trace.note(self.name, "was answered", f"#{call.number} {answer}")
         return call
 
     def _new_call(self, method: str, path: str, key: str | None, body: bytes) -> Call:
-        history = self.stage.history
+        history = self.sim.history
         call = Call(
             number=len(history.calls),
             tenant=self.name,
@@ -192,12 +192,12 @@ class Client:
         )
         history.calls.append(call)
         asks = f"#{call.number} {path} key={key} {_short(body)}"
-        self.stage.trace.note(self.name, method, asks)
+        self.sim.trace.note(self.name, method, asks)
         return call
 
     async def _wait_for(self, exchange: Exchange) -> None:
         patience_s = TIMEOUT_S
-        if self.stage.faults.strikes(Fault.CLIENT_HUNG_UP):
+        if self.sim.faults.occurs(Fault.CLIENT_HUNG_UP):
             patience_s = self.random.uniform(0.0, 0.5)
         with trio.move_on_after(patience_s):
             await exchange.is_over.wait()
@@ -205,17 +205,17 @@ class Client:
             exchange.hung_up.set()
 
     def _some_api(self) -> Process | None:
-        serving = [process for process in self.stage.processes if process.is_serving]
+        serving = [process for process in self.sim.processes if process.is_serving]
         return self.random.choice(serving) if serving else None
 
-    def promised(self, call: Call, *, is_open: bool, is_scheduled: bool = False) -> KnownJob:
+    def record_accepted(self, call: Call, *, is_open: bool, is_scheduled: bool = False) -> KnownJob:
         """Records an accepted job in the history, so that checkers hold the program to it."""
         answer: Mapping[str, Any] = call.json
         job_id = answer["job_id"]
         known = KnownJob(job_id, is_open, is_scheduled)
         self.jobs.append(known)
         latest = answer.get("latest_run")
-        self.stage.history.promises[job_id] = AcceptedRequest(
+        self.sim.history.accepted_requests[job_id] = AcceptedRequest(
             tenant=self.name,
             job_id=job_id,
             run_id=latest["run_id"] if latest else None,
@@ -226,10 +226,10 @@ class Client:
         return known
 
 
-def _is_unsettled(call: Call) -> bool:
+def _asks_to_try_again(call: Call) -> bool:
     if call.status == 409:
         return b"idempotency_in_progress" in call.answer or b'"conflict"' in call.answer
-    return call.status in _UNSETTLED
+    return call.status in _TRY_AGAIN
 
 
 def _short(body: bytes) -> str:

@@ -24,16 +24,16 @@ BODIES: Mapping[str, Any] = {
     "putJobWebhook": {"url": "https://receiver.example/", "signature": False},
     "startResultsExport": {"destination": {"url": "https://receiver.example/file"}},
 }
-_HOLE = re.compile(r"\{(\w+)\}")
+_PATH_PARAMETER = re.compile(r"\{(\w+)\}")
 FOREIGN_ROUTES = [
     route for route in ROUTES if "{job_id}" in route.path or "{crawl_id}" in route.path
 ]
 
 
-async def ask_for_what_is_anothers(client: Client) -> None:
+async def request_objects_of_others(client: Client) -> None:
     """Requests some routes with ids of another caller, which this client was never told."""
-    promises = client.stage.history.promises.values()
-    others = [promise for promise in promises if promise.tenant != client.name]
+    accepted_requests = client.sim.history.accepted_requests.values()
+    others = [accepted for accepted in accepted_requests if accepted.tenant != client.name]
     if others:
         other = client.random.choice(others)
         for route in client.random.sample(FOREIGN_ROUTES, AT_ONCE):
@@ -42,7 +42,7 @@ async def ask_for_what_is_anothers(client: Client) -> None:
 
 def _path(client: Client, route: Route, other: AcceptedRequest) -> str:
     fetched = (
-        fetch.task_id for fetch in client.stage.history.fetches if fetch.run_id == other.run_id
+        fetch.task_id for fetch in client.sim.history.fetches if fetch.run_id == other.run_id
     )
     task_id = next(fetched, _NO_TASK)
     ids = {
@@ -53,4 +53,4 @@ def _path(client: Client, route: Route, other: AcceptedRequest) -> str:
         "crawl_id": other.job_id,
         "content_id": task_id,
     }
-    return _HOLE.sub(lambda hole: ids.get(hole[1], _NOTHING), route.path)
+    return _PATH_PARAMETER.sub(lambda parameter: ids.get(parameter[1], _NOTHING), route.path)

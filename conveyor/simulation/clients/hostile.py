@@ -77,16 +77,16 @@ _ODD_TEXTS = (
 
 async def act_hostile(client: Client) -> None:
     """Does one hostile action after another until it is cancelled."""
-    act = KINDS[client.stage.options.neighbours.hostile]
+    act = KINDS[client.sim.options.conditions.hostile]
     while True:
         if len(client.jobs) < JOBS_MAX:
             await act(client)
-        await trio.sleep(client.random.uniform(*PAUSE_S) / client.stage.options.haste)
+        await trio.sleep(client.random.uniform(*PAUSE_S) / client.sim.options.client_speed)
 
 
 async def send_odd_values(client: Client) -> None:
     """Sends a request with a value that is valid JSON but senseless."""
-    client.stage.faults.count(Fault.ODD_VALUES)
+    client.sim.faults.count(Fault.ODD_VALUES)
     random = client.random
     body: dict[str, Any] = {"tasks": [{"url": f"{_URL}/odd/{client.new_key()}"}]}
     kind = random.randrange(4)
@@ -103,7 +103,7 @@ async def send_odd_values(client: Client) -> None:
 async def leave_late_answers(client: Client) -> None:
     """Submits requests to a site that answers each of them twice; the second answer arrives when
     the connection is used again."""
-    client.stage.faults.count(Fault.LATE_ANSWERS)
+    client.sim.faults.count(Fault.LATE_ANSWERS)
     site = client.random.randint(1, 3)
     base = f"https://site{site}.example/hostile/{LATE_ANSWER}/{client.new_key()}"
     lines = [{"url": f"{base}/{n}", "method": "POST", "body": "GET / HTTP/1.1"} for n in range(5)]
@@ -112,7 +112,7 @@ async def leave_late_answers(client: Client) -> None:
 
 async def exceed_quotas(client: Client) -> None:
     """Requests more open jobs, exports and uploads at once than the quotas allow."""
-    client.stage.faults.count(Fault.OVER_QUOTAS)
+    client.sim.faults.count(Fault.OVER_QUOTAS)
     job = client.pick()
     async with trio.open_nursery() as nursery:
         for _ in range(AT_ONCE):
@@ -126,14 +126,14 @@ async def exceed_quotas(client: Client) -> None:
 async def fill_tar_pits(client: Client) -> None:
     """Submits more requests than workers have slots, to a site that never answers."""
     base = f"https://site1.example/hostile/{TAR_PIT}/{client.new_key()}"
-    lines = [{"url": f"{base}/{n}"} for n in range(client.stage.options.concurrency + 10)]
+    lines = [{"url": f"{base}/{n}"} for n in range(client.sim.options.concurrency + 10)]
     body = {"tasks": lines, "max_inflight": 500, "max_attempts": 2}
     await _submit(client, json.dumps(body).encode())
 
 
 async def leave_jobs_open(client: Client) -> None:
     """Submits open jobs to which no list is ever added."""
-    client.stage.faults.count(Fault.IDLE_JOBS)
+    client.sim.faults.count(Fault.IDLE_JOBS)
     for _ in range(AT_ONCE):
         await _submit(client, json.dumps({"status": "open", "tasks": []}).encode())
 
@@ -141,7 +141,7 @@ async def leave_jobs_open(client: Client) -> None:
 async def rerun_without_end(client: Client) -> None:
     """Requests reruns and exports of one job again and again, whether or not the last one has
     ended."""
-    client.stage.faults.count(Fault.ENDLESS_RERUNS)
+    client.sim.faults.count(Fault.ENDLESS_RERUNS)
     job = client.jobs[0] if client.jobs else None
     if job is None:
         await _submit(client, _small_list(client))
@@ -168,7 +168,7 @@ async def _submit(client: Client, text: bytes) -> None:
     call = await client.send_json("POST", "/v1/jobs", text)
     if call.is_accepted:
         is_open = b'"open"' in text
-        client.promised(call, is_open=is_open, is_scheduled=b'"scheduled"' in text)
+        client.record_accepted(call, is_open=is_open, is_scheduled=b'"scheduled"' in text)
 
 
 KINDS: Mapping[str, Callable[[Client], Awaitable[None]]] = {

@@ -19,12 +19,12 @@ async def ask_again(client: Client) -> bool:
     """Repeats every request with a key that has no final answer; returns whether there was one. A
     claim that was made by a clock that was ahead lasts longer, so those requests are repeated once
     more (seed 1556)."""
-    open_calls = _put_off(client)
+    open_calls = _unanswered(client)
     if open_calls:
         await trio.sleep(_PATIENCE_S)
     for call in open_calls:
         await client.send_again(call)
-    claimed = [call for call in _put_off(client) if b"idempotency_in_progress" in call.answer]
+    claimed = [call for call in _unanswered(client) if b"idempotency_in_progress" in call.answer]
     if claimed:
         await trio.sleep(_AHEAD_S)
     for call in claimed:
@@ -32,11 +32,11 @@ async def ask_again(client: Client) -> bool:
     return bool(open_calls)
 
 
-def _put_off(client: Client) -> list[Call]:
+def _unanswered(client: Client) -> list[Call]:
     """The last call of each request that got no answer, or one that asks the client to try
     again."""
     last: dict[tuple[str, str | None, bytes], Call] = {}
-    for call in client.stage.history.calls:
+    for call in client.sim.history.calls:
         if call.tenant == client.name and call.key is not None and call.method == "POST":
             last[call.path, call.key, call.body] = call
     return [call for call in last.values() if call.status in {None, 409, 500, 503}]

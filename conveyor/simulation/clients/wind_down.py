@@ -9,11 +9,11 @@ from typing import Any
 
 from conveyor.simulation.client_history import Call
 from conveyor.simulation.clients.actions import page_through
-from conveyor.simulation.clients.changes import AMPLE
+from conveyor.simulation.clients.changes import AMPLE_BUDGET
 from conveyor.simulation.clients.client import Client
-from conveyor.simulation.environment.fake_internet import POISON
+from conveyor.simulation.environment.fake_internet import KILLING_PATH
 
-_NOT_AGAIN = (POISON, b"file_input_id")
+_NOT_AGAIN = (KILLING_PATH, b"file_input_id")
 """Requests that are not repeated: one kills a process, and uploaded lists have expired by then."""
 
 
@@ -27,7 +27,7 @@ async def let_everything_end(client: Client, *, resumes: bool = True) -> None:
         if job["status"] == "open":
             await client.post(f"{path}/close")
         if job.get("budget"):
-            await client.reliably("PUT", f"{path}/budget", AMPLE)
+            await client.reliably("PUT", f"{path}/budget", AMPLE_BUDGET)
         latest = job.get("latest_run")
         is_paused = latest is not None and latest.get("pause_state") == "paused"
         if resumes and is_paused:
@@ -43,13 +43,13 @@ async def page_through_everything(client: Client) -> None:
             results = await page_through(client, path)
             if results is not None:
                 task_ids = [result["task_id"] for result in results]
-                client.stage.history.paged_runs.append((run["run_id"], task_ids))
+                client.sim.history.paged_runs.append((run["run_id"], task_ids))
 
 
-async def use_an_old_key(client: Client) -> None:
+async def reuse_an_expired_key(client: Client) -> None:
     """Uses an expired key again, with the same request or with another one. Either must be treated
     as a new request."""
-    used = [call for call in client.stage.history.calls if _is_plain_submit(client, call)]
+    used = [call for call in client.sim.history.calls if _is_plain_submit(client, call)]
     if used:
         body = json.loads(used[-1].body)
         if client.random.random() < 0.5:

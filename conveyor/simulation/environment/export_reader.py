@@ -16,11 +16,19 @@ from collections.abc import Callable, Iterator, Mapping
 from io import BytesIO, StringIO
 from typing import Any, NamedTuple
 
-DAMAGE = (EOFError, LookupError, OSError, ValueError, csv.Error, zipfile.BadZipFile, zlib.error)
+READ_ERRORS = (
+    EOFError,
+    LookupError,
+    OSError,
+    ValueError,
+    csv.Error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 """The errors that readers raise for a damaged file."""
 
 
-class Shown(NamedTuple):
+class ExportedTask(NamedTuple):
     """One task in an exported file. `sha256` is that of the body as it was read; None if there is
     no body."""
 
@@ -30,7 +38,7 @@ class Shown(NamedTuple):
     sha256: str | None
 
 
-def shown_in(kind: str, file: bytes) -> list[Shown]:
+def read_tasks(kind: str, file: bytes) -> list[ExportedTask]:
     """Every task of the file, in its order."""
     return list(_READERS[kind](file))
 
@@ -45,7 +53,7 @@ def unpacked(kind: str, file: bytes) -> bytes:
     return gzip.decompress(file) if kind == "warc" else file
 
 
-def _in_zip(file: bytes) -> Iterator[Shown]:
+def _in_zip(file: bytes) -> Iterator[ExportedTask]:
     with zipfile.ZipFile(BytesIO(file)) as archive:
         lines = [json.loads(text) for text in archive.read("results.jsonl").splitlines()]
         files = [line["file"] for line in lines if "file" in line]
@@ -53,37 +61,37 @@ def _in_zip(file: bytes) -> Iterator[Shown]:
             raise ValueError("there are other files in it than it says")
         for line in lines:
             body = archive.read(line["file"]) if "file" in line else None
-            yield _shown(line, body)
+            yield _make_task(line, body)
 
 
-def _in_lines(file: bytes) -> Iterator[Shown]:
+def _in_lines(file: bytes) -> Iterator[ExportedTask]:
     *lines, last = (json.loads(text) for text in file.splitlines())
     if [*last] != ["manifest"]:
         raise ValueError("it does not end with its manifest")
     for line in lines:
         text, encoded = line.get("body"), line.get("body_base64")
         body = None if encoded is None else b64decode(encoded)
-        yield _shown(line, body if text is None else text.encode())
+        yield _make_task(line, body if text is None else text.encode())
 
 
-def _in_table(file: bytes) -> Iterator[Shown]:
+def _in_table(file: bytes) -> Iterator[ExportedTask]:
     """CSV files contain no bodies, so the digest is the one that the file states."""
     for row in csv.DictReader(StringIO(file.decode(), newline=""), strict=True):
-        yield Shown(row["task_id"], row["status"], row["url"], row["sha256"] or None)
+        yield ExportedTask(row["task_id"], row["status"], row["url"], row["sha256"] or None)
 
 
-def _in_warc(file: bytes) -> Iterator[Shown]:
+def _in_warc(file: bytes) -> Iterator[ExportedTask]:
     for fields, block in _records(gzip.decompress(file)):
         if "Conveyor-Task" in fields:
             task_id, _, status = fields["Conveyor-Task"].partition(" ")
             is_page = fields["WARC-Type"] == "response"
             body = block.partition(b"\r\n\r\n")[2] if is_page else None
-            yield Shown(task_id, status, fields["WARC-Target-URI"], _sha256(body))
+            yield ExportedTask(task_id, status, fields["WARC-Target-URI"], _sha256(body))
 
 
-def _in_parquet(file: bytes) -> Iterator[Shown]:
+def _in_parquet(file: bytes) -> Iterator[ExportedTask]:
     for row in _rows(file):
-        yield _shown(row, row["body"])
+        yield _make_task(row, row["body"])
 
 
 def _rows(file: bytes) -> list[dict[str, Any]]:
@@ -106,15 +114,15 @@ def _records(rest: bytes) -> Iterator[tuple[dict[str, str], bytes]]:
         yield fields, block
 
 
-def _shown(line: Mapping[str, Any], body: bytes | None) -> Shown:
-    return Shown(line["task_id"], line["status"], line["url"], _sha256(body))
+def _make_task(line: Mapping[str, Any], body: bytes | None) -> ExportedTask:
+    return ExportedTask(line["task_id"], line["status"], line["url"], _sha256(body))
 
 
 def _sha256(body: bytes | None) -> str | None:
     return None if body is None else hashlib.sha256(body).hexdigest()
 
 
-_READERS: Mapping[str, Callable[[bytes], Iterator[Shown]]] = {
+_READERS: Mapping[str, Callable[[bytes], Iterator[ExportedTask]]] = {
     "zip": _in_zip,
     "jsonl": _in_lines,
     "csv": _in_table,

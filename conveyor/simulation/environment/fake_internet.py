@@ -30,13 +30,13 @@ from conveyor.http_client.errors import (
 from conveyor.http_client.exchange import Request, Response
 from conveyor.simulation.client_history import CURRENT_FETCH, Delivery, Fetch, History
 from conveyor.simulation.environment.gateway import GatewayModel, is_wanted, url_of
+from conveyor.simulation.faults.fault_injector import FaultInjector
 from conveyor.simulation.faults.faults import Fault, Faults
-from conveyor.simulation.faults.process_faults import ProcessFaults
 from conveyor.simulation.invariant_monitor import InvariantMonitor
 
 GATEWAY_HOST = "gateway.example"
 RECEIVER_DOMAIN = ".hooks.example"
-POISON = b"poison"
+KILLING_PATH = b"poison"
 """A URL that contains this kills the process that fetches it."""
 TAR_PIT = "tar-pit"
 """A URL that contains this never gets an answer while faults are on."""
@@ -73,7 +73,7 @@ _STATUSES: dict[Fault, int] = {
     Fault.RECEIVER_TOO_LARGE: 204,
     Fault.RECEIVER_GONE: 410,
 }
-_SAID_BY_GATEWAY: dict[int, tuple[int, bytes]] = {
+_GATEWAY_ANSWERS: dict[int, tuple[int, bytes]] = {
     404: (404, b'{"code":"RESP002"}'),
     **dict.fromkeys((302, 403, 429, 503), (422, b'{"code":"RESP001"}')),
 }
@@ -110,24 +110,24 @@ _RECEIVER_FAULTS = (
 class FakeInternet:
     """The internet as one process sees it. A dead process gets no answer."""
 
-    life: ProcessFaults
+    injector: FaultInjector
     faults: Faults
     random: Random
     think_s: float
     history: History
-    watcher: InvariantMonitor
+    monitor: InvariantMonitor
     policy: TargetPolicy
     gateway: GatewayModel
     late: dict[tuple[str, Any], Response] = field(default_factory=dict)
 
     async def resolve(self, target: Target, partition: str = "") -> tuple[str, ...]:
-        await self._after(0.01)
+        await self._delay(0.01)
         return ("192.0.2.1",)
 
     async def fetch(self, request: Request) -> Response:
         """Does what HttpPool.fetch does."""
         assert request.target.host != METADATA_HOST, "somebody went where a receiver sent it"
-        if self.faults.strikes(Fault.OUT_OF_RESOURCES):
+        if self.faults.occurs(Fault.OUT_OF_RESOURCES):
             raise OutOfResources("this process has no descriptor left")
         with trio.move_on_after(request.deadline_s):
             if request.target.host.endswith(RECEIVER_DOMAIN):
@@ -135,7 +135,7 @@ class FakeInternet:
             if request.target.host == GATEWAY_HOST:
                 return await self._call_gateway(request)
             return self._with_late_answers(request, await self._visit(request, CURRENT_FETCH.get()))
-        self.life.check()
+        self.injector.check()
         raise TimedOut("no complete answer before the deadline")
 
     def _with_late_answers(self, request: Request, response: Response) -> Response:
@@ -152,7 +152,7 @@ class FakeInternet:
     async def _call_gateway(self, request: Request) -> Response:
         """The gateway refuses the call, or fetches the page and bills it."""
         fetch = CURRENT_FETCH.get()
-        await self._after(self.random.uniform(0.0, 0.05))
+        await self._delay(self.random.uniform(0.0, 0.05))
         try:
             refusal = self.gateway.refuse(request)
         except ConnectFailed:
@@ -165,9 +165,9 @@ class FakeInternet:
             fetch.is_at_gateway = True
         response = await self._visit(request, fetch)
         is_page = response.status == 200
-        if response.status in _SAID_BY_GATEWAY:
+        if response.status in _GATEWAY_ANSWERS:
             if not is_wanted(request, response.status):
-                status, body = _SAID_BY_GATEWAY[response.status]
+                status, body = _GATEWAY_ANSWERS[response.status]
                 return Response(status, self.gateway.page_headers(request), body)
             is_page, page = True, _page(request, fetch, len(self.history.fetches))
             response = Response(response.status, page.headers, page.body)
@@ -177,12 +177,12 @@ class FakeInternet:
         return Response(response.status, headers, response.body)
 
     async def _visit(self, request: Request, fetch: Fetch | None) -> Response:
-        if POISON.decode() in request.target.path_and_query:
-            self.life.kill(Fault.KILLED_BEFORE)
-            self.life.check()
+        if KILLING_PATH.decode() in request.target.path_and_query:
+            self.injector.kill(Fault.KILLED_BEFORE)
+            self.injector.check()
         fault = self._find_fault(request.target)
-        is_bought = request.target.host == GATEWAY_HOST and not _is_calm(request.target)
-        if is_bought and self.faults.strikes(Fault.ACCOUNT_SPENT):
+        is_paid = request.target.host == GATEWAY_HOST and not _is_calm(request.target)
+        if is_paid and self.faults.occurs(Fault.ACCOUNT_SPENT):
             fault = Fault.ACCOUNT_SPENT
             self.history.spent_count += 1
         if fault is not None and fetch is not None:
@@ -195,7 +195,7 @@ class FakeInternet:
         is_gateway = request.target.host == GATEWAY_HOST
         busy_s = request.deadline_s if hangs else pause_s
         with self.gateway.occupy(request, busy_s) if is_gateway else nullcontext():
-            await self._after(pause_s)
+            await self._delay(pause_s)
             return await self._respond(request, fetch, fault)
 
     async def _respond(
@@ -204,19 +204,19 @@ class FakeInternet:
         """The answer of the site, or its failure."""
         if fault is None or fault in {Fault.SITE_EMPTY, Fault.SITE_DRIPPED}:
             if fault is Fault.SITE_DRIPPED:
-                await self._after(self.random.uniform(10.0, 2.0 * limits.SCRAPE_DEADLINE_S))
+                await self._delay(self.random.uniform(10.0, 2.0 * limits.SCRAPE_DEADLINE_S))
             visit = 0 if fault is Fault.SITE_EMPTY else len(self.history.fetches)
             return _page(request, fetch, visit)
         if fault is Fault.SITE_ENDLESS:
-            await self._after(self.random.uniform(0.0, 2.0 * limits.SCRAPE_DEADLINE_S))
+            await self._delay(self.random.uniform(0.0, 2.0 * limits.SCRAPE_DEADLINE_S))
         return await self._fail(fault)
 
     async def _receive(self, request: Request) -> Response:
-        fault = self._strike(_RECEIVER_FAULTS)
-        await self._after(self.random.uniform(0.0, 0.5))
+        fault = self._draw_fault(_RECEIVER_FAULTS)
+        await self._delay(self.random.uniform(0.0, 0.5))
         self._note_delivery(request, 204 if fault is None else _STATUSES.get(fault))
         if fault is Fault.RECEIVER_DRIPPED:
-            await self._after(self.random.uniform(0.0, 2.0 * request.deadline_s))
+            await self._delay(self.random.uniform(0.0, 2.0 * request.deadline_s))
             self._note_delivery(request, 204)
         if fault is Fault.RECEIVER_TOO_LARGE and request.wants_body(204):
             raise BodyTooLarge("the answer is too large")
@@ -235,8 +235,10 @@ class FakeInternet:
             status=status,
         )
         self.history.deliveries.append(delivery)
-        self.life.trace.note(self.life.name, "delivered", f"{delivery.event_id} -> {status}")
-        self.watcher.delivered(delivery)
+        self.injector.trace.note(
+            self.injector.name, "delivered", f"{delivery.event_id} -> {status}"
+        )
+        self.monitor.on_delivery(delivery)
 
     async def _fail(self, fault: Fault) -> Response:
         if fault in _ERRORS:
@@ -256,9 +258,9 @@ class FakeInternet:
         await trio.sleep_forever()
         raise AssertionError
 
-    async def _after(self, seconds: float) -> None:
+    async def _delay(self, seconds: float) -> None:
         await trio.sleep(seconds)
-        self.life.check()
+        self.injector.check()
 
     def _find_fault(self, target: Target) -> Fault | None:
         if _is_calm(target):
@@ -266,11 +268,11 @@ class FakeInternet:
         if TAR_PIT in target.path_and_query and not self.faults.is_calm:
             self.faults.count(Fault.TAR_PITS)
             return Fault.SITE_HUNG
-        return self._strike(_SITE_FAULTS)
+        return self._draw_fault(_SITE_FAULTS)
 
-    def _strike(self, faults: tuple[Fault, ...]) -> Fault | None:
+    def _draw_fault(self, faults: tuple[Fault, ...]) -> Fault | None:
         for fault in faults:
-            if self.faults.strikes(fault):
+            if self.faults.occurs(fault):
                 return fault
         return None
 
@@ -287,9 +289,9 @@ def _note_outage(fetch: Fetch | None) -> None:
 def _page(request: Request, fetch: Fetch | None, visit: int) -> Response:
     """A page that differs on every visit, also in length; empty if `visit` is 0. Its first line
     names the request that it answers: the task, the claim and the URL."""
-    is_bought = request.target.host == GATEWAY_HOST
+    is_paid = request.target.host == GATEWAY_HOST
     origin = f"{request.target.scheme}://{request.target.host}"
-    url = url_of(request) if is_bought else f"{origin}{request.target.path_and_query}"
+    url = url_of(request) if is_paid else f"{origin}{request.target.path_and_query}"
     marker = f"{'nobody' if fetch is None else fetch.identity} {url}\n".encode()
     digest = hashlib.sha256(f"{request.target.path_and_query} {visit}".encode()).digest()
     body = marker + digest * (1 + digest[0] % 64) if visit else b""

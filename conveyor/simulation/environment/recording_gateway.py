@@ -10,35 +10,35 @@ import trio
 from conveyor.domain.budget import Price
 from conveyor.ports.gateway import Gateway, Outcome, ScrapeRequest
 from conveyor.simulation.client_history import CURRENT_FETCH, Fetch, History
+from conveyor.simulation.faults.fault_injector import FaultInjector, PoisonedInput
 from conveyor.simulation.faults.faults import Fault
-from conveyor.simulation.faults.process_faults import Poison, ProcessFaults
 from conveyor.simulation.invariant_monitor import InvariantMonitor
 
-RAISES = "/raises/"
+RAISING_PATH = "/raises/"
 """A URL that contains this crashes its handler."""
 
 
 @dataclass(frozen=True, slots=True)
-class WatchedGateway:
+class RecordingGateway:
     inner: Gateway
-    life: ProcessFaults
+    injector: FaultInjector
     history: History
-    watcher: InvariantMonitor
+    monitor: InvariantMonitor
 
     def price(self, params: Mapping[str, str]) -> Price:
         return self.inner.price(params)
 
-    def _crash_on(self, request: ScrapeRequest) -> None:
+    def _raise_if_poisoned(self, request: ScrapeRequest) -> None:
         """Raises for some URLs, as a parser does for an input that it was not written for."""
-        if RAISES in request.url:
-            self.life.faults.count(Fault.TASK_POISONED)
-            raise Poison(f"no handler copes with {request.url}")
+        if RAISING_PATH in request.url:
+            self.injector.faults.count(Fault.TASK_POISONED)
+            raise PoisonedInput(f"no handler copes with {request.url}")
 
     async def scrape(self, request: ScrapeRequest) -> Outcome:
-        self.life.check()
+        self.injector.check()
         run_id, task_id, claim_id = request.identity.split("-")
         fetch = Fetch(
-            process=self.life.name,
+            process=self.injector.name,
             run_id=run_id,
             task_id=task_id,
             claim_id=claim_id,
@@ -46,17 +46,17 @@ class WatchedGateway:
             price_credits=self.inner.price(request.params).credits,
         )
         self.history.fetches.append(fetch)
-        self.life.trace.note(self.life.name, "fetches", request.identity)
-        self.watcher.fetches(fetch)
+        self.injector.trace.note(self.injector.name, "fetches", request.identity)
+        self.monitor.on_fetch(fetch)
         marker = CURRENT_FETCH.set(fetch)
         try:
-            self._crash_on(request)
+            self._raise_if_poisoned(request)
             outcome = await self.inner.scrape(request)
             fetch.outcome = type(outcome).__name__
         finally:
             CURRENT_FETCH.reset(marker)
             fetch.ended_at = trio.current_time()
-        self.life.trace.note(
-            self.life.name, "fetched", f"{request.identity}: {type(outcome).__name__}"
+        self.injector.trace.note(
+            self.injector.name, "fetched", f"{request.identity}: {type(outcome).__name__}"
         )
         return outcome

@@ -1,7 +1,7 @@
 """The catalogue of faults, their rates in one world, and how often each occurred
 (docs/simulator.md, Faults).
 
-To add a fault: name it here, draw its rate in options.py, and call `strikes` (or `count`) where it
+To add a fault: name it here, draw its rate in options.py, and call `occurs` (or `count`) where it
 happens. A suite of many seeds in which a fault never occurred fails.
 """
 
@@ -153,7 +153,7 @@ class Faults:
         """The current fault of body storage, if there is one."""
         return None if self.is_calm else self.storage_outage
 
-    def strikes(self, fault: Fault) -> bool:
+    def occurs(self, fault: Fault) -> bool:
         """Draws whether the fault occurs this time, and counts it if it does."""
         rate = 0.0 if self.is_calm else self._rates.get(fault, 0.0)
         if rate == 0.0 or self._random.random() >= rate:
@@ -165,6 +165,6 @@ class Faults:
         """Counts a fault that occurred without a draw here."""
         self.counts[fault] += 1
 
-    def calm_down(self) -> None:
+    def stop_faults(self) -> None:
         """From now on no fault occurs."""
         self.is_calm = True

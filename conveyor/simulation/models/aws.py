@@ -24,15 +24,15 @@ SILENCE_S_MAX = 60.0
 PIECE_BYTES = 256 * 1024
 
 _BROKEN = partial(AwsError, "InternalServerError", "something broke", status=500)
-_AWAY = (
+_UNAVAILABLE = (
     _BROKEN,
     partial(AwsError, "ServiceUnavailable", "not now", status=503),
     partial(NoResponse, "no connection", was_sent=False),
 )
 _REFUSALS = {
-    "dynamodb": (partial(AwsError, "ThrottlingException", "slow down"), *_AWAY),
-    "sqs": (partial(AwsError, "RequestThrottled", "slow down"), *_AWAY),
-    "s3": (partial(AwsError, "SlowDown", "slow down", status=503), *_AWAY),
+    "dynamodb": (partial(AwsError, "ThrottlingException", "slow down"), *_UNAVAILABLE),
+    "sqs": (partial(AwsError, "RequestThrottled", "slow down"), *_UNAVAILABLE),
+    "s3": (partial(AwsError, "SlowDown", "slow down", status=503), *_UNAVAILABLE),
 }
 _LOSSES = (_BROKEN, partial(NoResponse, "the connection closed", was_sent=True))
 _TOO_LATE = partial(NoResponse, "no answer before the deadline", was_sent=True)
@@ -77,8 +77,8 @@ class AwsModel:
         waits_s = float(params.get("WaitTimeSeconds", 0))
         # A client does not wait longer than this for a silent server.
         patience_s = min(deadline_s, SILENCE_S_MAX + waits_s)
-        return await self._network.travel(
-            self._network.trip(patience_s, slow_s=slow_s),
+        return await self._network.send(
+            self._network.draw_delay(patience_s, slow_s=slow_s),
             partial(self._services[service].run, operation, params),
             refusals=_REFUSALS[service],
             losses=_LOSSES,
@@ -98,21 +98,21 @@ class AwsModel:
         await trio.lowlevel.checkpoint()
         return self.s3.presign(operation, params, expires_s=expires_s)
 
-    def land(self) -> None:
+    def apply_late(self) -> None:
         """Applies the effects of calls whose callers gave up, if the requests have arrived by now.
         Every call does this first."""
-        self._network.land()
+        self._network.apply_late()
 
     def _slow_s(self) -> float:
-        faults = self.fault_source.pessimism.s3
-        is_slow = self.fault_source.strikes("s3.slow", faults.slow_rate)
+        faults = self.fault_source.service_rates.s3
+        is_slow = self.fault_source.occurs("s3.slow", faults.slow_rate)
         return self.fault_source.seconds(faults.slow_s) if is_slow else 0.0
 
     async def _pieces(self, body: bytes) -> AsyncGenerator[bytes, None]:
         """Yields the body in pieces; sometimes the connection breaks within it."""
         end = len(body) + 1
-        if self.fault_source.strikes(
-            "s3.broken_read", self.fault_source.pessimism.s3.broken_read_rate
+        if self.fault_source.occurs(
+            "s3.broken_read", self.fault_source.service_rates.s3.broken_read_rate
         ):
             end = self.fault_source.below(len(body) + 1)
         for start in range(0, len(body), PIECE_BYTES):

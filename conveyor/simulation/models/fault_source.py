@@ -15,14 +15,14 @@ T = TypeVar("T")
 
 @dataclass(slots=True, kw_only=True)
 class FaultSource:
-    """`pessimism` has the current fault rates and may be replaced while the world runs. `fired`
-    counts the faults by name."""
+    """`service_rates` has the current fault rates and may be replaced while the world runs.
+    `fault_counts` counts the faults by name."""
 
     random: Random
-    pessimism: FaultRates = CALM
-    fired: Counter[str] = field(default_factory=Counter)
+    service_rates: FaultRates = CALM
+    fault_counts: Counter[str] = field(default_factory=Counter)
 
-    def strikes(self, name: str, rate: float) -> bool:
+    def occurs(self, name: str, rate: float) -> bool:
         if rate <= 0.0 or self.random.uniform(0.0, 1.0) >= rate:
             return False
         self.count(name)
@@ -30,7 +30,7 @@ class FaultSource:
 
     def count(self, name: str) -> None:
         assert name in _NAMES, f"a fault that nobody knows: {name}"
-        self.fired[name] += 1
+        self.fault_counts[name] += 1
 
     def seconds(self, span: Span) -> float:
         least, most = span

@@ -19,15 +19,15 @@ from conveyor.ports.clock import Clock
 from conveyor.simulation.models.fault_source import FaultSource
 
 T = TypeVar("T")
-Make = Callable[[], Exception]
+MakeError = Callable[[], Exception]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delay:
     """How long the request and the response take, and how long the caller waits."""
 
-    there_s: float
-    back_s: float
+    request_s: float
+    response_s: float
     patience_s: float
 
 
@@ -42,66 +42,66 @@ class Network:
     _late: list[tuple[float, int, Callable[[], Any]]] = field(default_factory=list)
     _number: int = 0
 
-    async def travel(
+    async def send(
         self,
-        trip: Delay,
+        delay: Delay,
         effect: Callable[[], T],
         *,
-        refusals: Sequence[Make],
-        losses: Sequence[Make],
-        too_late: Make,
+        refusals: Sequence[MakeError],
+        losses: Sequence[MakeError],
+        too_late: MakeError,
         wait: Callable[[], Awaitable[T]] | None = None,
     ) -> T:
         """Makes one call: applies `effect` and returns its answer. `wait` is used instead where the
         service itself waits, as in a long poll."""
         await trio.lowlevel.checkpoint()
-        self.land()
-        ends_at = trio.current_time() + trip.patience_s
-        faults = self.fault_source.pessimism.calls
-        await self._go(trip, effect, ends_at, too_late)
-        if self.fault_source.strikes("call.refused", faults.refused_rate):
+        self.apply_late()
+        ends_at = trio.current_time() + delay.patience_s
+        faults = self.fault_source.service_rates.calls
+        await self._send_request(delay, effect, ends_at, too_late)
+        if self.fault_source.occurs("call.refused", faults.refused_rate):
             raise self.fault_source.one_of(refusals)()
         answer = effect() if wait is None else await wait()
-        if not await _is_in_time(trip.back_s, ends_at):
+        if not await _is_in_time(delay.response_s, ends_at):
             raise too_late()
-        if self.fault_source.strikes("call.lost", faults.lost_rate):
+        if self.fault_source.occurs("call.lost", faults.lost_rate):
             raise self.fault_source.one_of(losses)()
         return answer
 
-    def trip(self, patience_s: float, *, slow_s: float = 0.0) -> Delay:
-        fault_source, faults = self.fault_source, self.fault_source.pessimism.calls
-        there_s = fault_source.seconds(faults.latency_s) / 2
-        back_s = fault_source.seconds(faults.latency_s) / 2 + slow_s
-        if fault_source.strikes("call.slow", faults.slow_rate):
+    def draw_delay(self, patience_s: float, *, slow_s: float = 0.0) -> Delay:
+        fault_source, faults = self.fault_source, self.fault_source.service_rates.calls
+        request_s = fault_source.seconds(faults.latency_s) / 2
+        response_s = fault_source.seconds(faults.latency_s) / 2 + slow_s
+        if fault_source.occurs("call.slow", faults.slow_rate):
             more_s, share = fault_source.seconds(faults.slow_s), fault_source.seconds((0.0, 1.0))
-            there_s, back_s = there_s + share * more_s, back_s + (1 - share) * more_s
-        if fault_source.strikes("call.stalled", faults.stalled_rate):
-            back_s += max(patience_s, fault_source.seconds(faults.stalled_s))
-        if fault_source.strikes("call.late", faults.late_rate):
-            there_s += patience_s + fault_source.seconds(faults.late_s)
-        return Delay(there_s=there_s, back_s=back_s, patience_s=patience_s)
+            request_s, response_s = request_s + share * more_s, response_s + (1 - share) * more_s
+        if fault_source.occurs("call.stalled", faults.stalled_rate):
+            response_s += max(patience_s, fault_source.seconds(faults.stalled_s))
+        if fault_source.occurs("call.late", faults.late_rate):
+            request_s += patience_s + fault_source.seconds(faults.late_s)
+        return Delay(request_s=request_s, response_s=response_s, patience_s=patience_s)
 
-    def land(self) -> None:
+    def apply_late(self) -> None:
         """Applies the effects of calls whose callers gave up, if the requests have arrived by
         now."""
         while self._late and self._late[0][0] <= self.clock.now():
             with suppress(*self.errors):
                 heappop(self._late)[2]()
 
-    async def _go(
-        self, trip: Delay, effect: Callable[[], object], ends_at: float, too_late: Make
+    async def _send_request(
+        self, delay: Delay, effect: Callable[[], object], ends_at: float, too_late: MakeError
     ) -> None:
-        if not trip.there_s:
+        if not delay.request_s:
             return
-        arrives_at = self.clock.now() + trip.there_s
-        is_heard = False
+        arrives_at = self.clock.now() + delay.request_s
+        is_received = False
         try:
-            is_heard = await _is_in_time(trip.there_s, ends_at)
+            is_received = await _is_in_time(delay.request_s, ends_at)
         finally:
-            if not is_heard:
+            if not is_received:
                 self._number += 1
                 heappush(self._late, (arrives_at, self._number, effect))
-        if not is_heard:
+        if not is_received:
             raise too_late()
 
 

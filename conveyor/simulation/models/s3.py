@@ -91,10 +91,10 @@ class S3Model:
     uploads: dict[str, Upload] = field(default_factory=dict)
     _links: dict[str, _Link] = field(default_factory=dict)
     _number: int = 0
-    _doers: dict[str, Callable[[Params], Answer]] = field(init=False)
+    _handlers: dict[str, Callable[[Params], Answer]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._doers = {
+        self._handlers = {
             "CreateBucket": self._create,
             "HeadBucket": self._head_bucket,
             "PutPublicAccessBlock": self._head_bucket,
@@ -114,13 +114,13 @@ class S3Model:
         }
 
     def run(self, operation: str, params: Params) -> Answer:
-        if operation not in self._doers or "VersionId" in params:
+        if operation not in self._handlers or "VersionId" in params:
             raise NotImplementedError(f"s3.{operation} with {sorted(params)}")
-        faults = self.fault_source.pessimism.s3
-        if self.fault_source.strikes("s3.slow_down", faults.slow_down_rate):
+        faults = self.fault_source.service_rates.s3
+        if self.fault_source.occurs("s3.slow_down", faults.slow_down_rate):
             raise AwsError("SlowDown", "Please reduce your request rate.", status=503)
-        answer = self._doers[operation](params)
-        if operation in _PUTS and self.fault_source.strikes("s3.lost_put", faults.lost_put_rate):
+        answer = self._handlers[operation](params)
+        if operation in _PUTS and self.fault_source.occurs("s3.lost_put", faults.lost_put_rate):
             raise NoResponse("the connection closed", was_sent=True)
         return answer
 
@@ -241,8 +241,8 @@ class S3Model:
         keys = [named_object["Key"] for named_object in request["Objects"]]
         if not 1 <= len(keys) <= DELETED_MAX:
             raise AwsError("MalformedXML", "1 to 1000 keys are deleted at once")
-        rate = self.fault_source.pessimism.s3.undeleted_rate
-        left = [key for key in keys if self.fault_source.strikes("s3.undeleted", rate)]
+        rate = self.fault_source.service_rates.s3.undeleted_rate
+        left = [key for key in keys if self.fault_source.occurs("s3.undeleted", rate)]
         for key in keys:
             if key not in left:
                 bucket.remove(key)
@@ -251,12 +251,12 @@ class S3Model:
         return {name: rows for name, rows in (("Deleted", gone), ("Errors", errors)) if rows}
 
     def _list(self, params: Params) -> Answer:
-        bucket, faults = self._bucket(params["Bucket"]), self.fault_source.pessimism.s3
+        bucket, faults = self._bucket(params["Bucket"]), self.fault_source.service_rates.s3
         if "Delimiter" in params:
             raise NotImplementedError("s3.ListObjectsV2 with a delimiter")
         after = params.get("ContinuationToken") or params.get("StartAfter", "")
         most = min(params.get("MaxKeys", PAGE_KEYS_MAX), PAGE_KEYS_MAX)
-        if self.fault_source.strikes("s3.truncated_list", faults.truncated_list_rate):
+        if self.fault_source.occurs("s3.truncated_list", faults.truncated_list_rate):
             most = min(most, faults.page_keys_max)
         keys = bucket.keys(params.get("Prefix", ""), after)
         page = [key for _, key in zip(range(most), keys, strict=False)]
@@ -315,7 +315,9 @@ class S3Model:
 
     def _abort(self, params: Params) -> Answer:
         self._upload(params)
-        if self.fault_source.strikes("s3.left_open", self.fault_source.pessimism.s3.left_open_rate):
+        if self.fault_source.occurs(
+            "s3.left_open", self.fault_source.service_rates.s3.left_open_rate
+        ):
             raise AwsError("ServiceUnavailable", "not now", status=503)
         del self.uploads[params["UploadId"]]
         return {}

@@ -104,10 +104,10 @@ class SqsModel:
     _removed_at: dict[str, float] = field(default_factory=dict)
     _ghosts: dict[str, float] = field(default_factory=dict)
     _number: int = 0
-    _doers: dict[str, Callable[[Params], Answer]] = field(init=False)
+    _handlers: dict[str, Callable[[Params], Answer]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._doers = {
+        self._handlers = {
             "CreateQueue": self._create,
             "GetQueueUrl": self._url,
             "DeleteQueue": self._remove,
@@ -121,9 +121,9 @@ class SqsModel:
         }
 
     def run(self, operation: str, params: Params) -> Answer:
-        if operation not in self._doers:
+        if operation not in self._handlers:
             raise NotImplementedError(f"sqs.{operation}")
-        return self._doers[operation](params)
+        return self._handlers[operation](params)
 
     async def poll(self, params: Params) -> Answer:
         """A receive that waits until a message is visible or its wait time is over."""
@@ -152,8 +152,8 @@ class SqsModel:
             if there.attributes != attributes:
                 raise AwsError("QueueNameExists", "it has other attributes")
             return {"QueueUrl": url}
-        faults = self.fault_source.pessimism.sqs
-        is_unseen = self.fault_source.strikes("sqs.unseen", faults.unseen_rate)
+        faults = self.fault_source.service_rates.sqs
+        is_unseen = self.fault_source.occurs("sqs.unseen", faults.unseen_rate)
         seen_at = now + self.fault_source.seconds(faults.unseen_s) if is_unseen else now
         self.queues[url] = Queue(self._next(), attributes, seen_at)
         self._ghosts.pop(url, None)
@@ -170,11 +170,11 @@ class SqsModel:
 
     def _remove(self, params: Params) -> Answer:
         self._queue(params)
-        url, now, faults = params["QueueUrl"], self.now(), self.fault_source.pessimism.sqs
+        url, now, faults = params["QueueUrl"], self.now(), self.fault_source.service_rates.sqs
         queue = self.queues.pop(url)
         queue.changed.set()
         self._removed_at[url] = now
-        if self.fault_source.strikes("sqs.ghost", faults.ghost_rate):
+        if self.fault_source.occurs("sqs.ghost", faults.ghost_rate):
             self._ghosts[url] = now + self.fault_source.seconds(faults.ghost_s)
         return {}
 
@@ -217,12 +217,14 @@ class SqsModel:
             return  # The removed queue accepts the message and loses it.
         queue = self._queue({"QueueUrl": url})
         queue.show(Message(self._next(), body, now, now), now)
-        if self.fault_source.strikes("sqs.garbage", self.fault_source.pessimism.sqs.garbage_rate):
+        if self.fault_source.occurs(
+            "sqs.garbage", self.fault_source.service_rates.sqs.garbage_rate
+        ):
             queue.show(Message(self._next(), self.fault_source.one_of(GARBAGE), now, now), now)
 
     def _receive(self, params: Params) -> Answer:
-        queue, now, faults = self._queue(params), self.now(), self.fault_source.pessimism.sqs
-        if self.fault_source.strikes("sqs.false_empty", faults.false_empty_rate):
+        queue, now, faults = self._queue(params), self.now(), self.fault_source.service_rates.sqs
+        if self.fault_source.occurs("sqs.false_empty", faults.false_empty_rate):
             return {}
         self._refuse_over_limit(queue, now)
         most = params.get("MaxNumberOfMessages", 1)
@@ -231,14 +233,14 @@ class SqsModel:
         deliveries = [self._give(queue, message, params) for message in messages[:most]]
         for message in messages[most:]:
             queue.show(message, message.visible_at)
-        if deliveries and self.fault_source.strikes("sqs.lost_receive", faults.lost_receive_rate):
+        if deliveries and self.fault_source.occurs("sqs.lost_receive", faults.lost_receive_rate):
             raise NoResponse("the connection closed", was_sent=True)
         return {"Messages": deliveries} if deliveries else {}
 
     def _taken(self, queue: Queue, now: float, most: int) -> list[Message]:
         """The next visible messages. If messages are reordered, more than requested, to shuffle
         them."""
-        if self.fault_source.pessimism.sqs.reordered_rate:
+        if self.fault_source.service_rates.sqs.reordered_rate:
             most += _SHUFFLED
         messages: list[Message] = []
         while len(messages) < most and (message := queue.visible(now)) is not None:
@@ -247,8 +249,8 @@ class SqsModel:
         return messages
 
     def _shuffled(self, queue: Queue, messages: list[Message]) -> list[Message]:
-        rate = self.fault_source.pessimism.sqs.reordered_rate
-        if len(messages) > 1 and self.fault_source.strikes("sqs.reordered", rate):
+        rate = self.fault_source.service_rates.sqs.reordered_rate
+        if len(messages) > 1 and self.fault_source.occurs("sqs.reordered", rate):
             for at in range(len(messages) - 1, 0, -1):
                 other = self.fault_source.below(at + 1)
                 messages[at], messages[other] = messages[other], messages[at]
@@ -258,7 +260,9 @@ class SqsModel:
         """Removes messages that are past their retention, and moves those that were received too
         often to the dead-letter queue; returns whether the message stays."""
         asked_s = float(queue.attributes.get("MessageRetentionPeriod", 4 * 24 * 3600))
-        if now - message.sent_at >= min(asked_s, self.fault_source.pessimism.sqs.retention_s_max):
+        if now - message.sent_at >= min(
+            asked_s, self.fault_source.service_rates.sqs.retention_s_max
+        ):
             self.fault_source.count("sqs.retention")
             del queue.messages[message.number]
             return False
@@ -273,12 +277,12 @@ class SqsModel:
         return False
 
     def _give(self, queue: Queue, message: Message, params: Params) -> Answer:
-        now, faults = self.now(), self.fault_source.pessimism.sqs
+        now, faults = self.now(), self.fault_source.service_rates.sqs
         default = queue.attributes.get("VisibilityTimeout", "30")
         hidden_s = float(params.get("VisibilityTimeout", default))
         assert 0 <= hidden_s <= VISIBILITY_S_MAX
         message.receives += 1
-        if self.fault_source.strikes("sqs.duplicate", faults.duplicate_rate):
+        if self.fault_source.occurs("sqs.duplicate", faults.duplicate_rate):
             hidden_s = 0.0
         queue.show(message, now + self._drifting(hidden_s))
         receipt = f"{queue.number}-{message.number}-{message.receives}"
@@ -291,14 +295,14 @@ class SqsModel:
         }
 
     def _drifting(self, hidden_s: float) -> float:
-        drift = self.fault_source.pessimism.sqs.visibility_drift
+        drift = self.fault_source.service_rates.sqs.visibility_drift
         if not drift or not hidden_s:
             return hidden_s
         self.fault_source.count("sqs.visibility_drift")
         return hidden_s * self.fault_source.seconds((1 - drift, 1 + drift))
 
     def _refuse_over_limit(self, queue: Queue, now: float) -> None:
-        most = self.fault_source.pessimism.sqs.in_flight_max
+        most = self.fault_source.service_rates.sqs.in_flight_max
         if len(queue.messages) < most:
             return
         messages = queue.messages.values()
@@ -314,14 +318,14 @@ class SqsModel:
         message, is_newest = self._meant(queue, receipt)
         if message is None:
             return
-        faults, now = self.fault_source.pessimism.sqs, self.now()
+        faults, now = self.fault_source.service_rates.sqs, self.now()
         if not is_newest:
             self.fault_source.count("sqs.stale_receipt")
             return
         is_lapsed = message.visible_at <= now
-        if is_lapsed and self.fault_source.strikes("sqs.stale_receipt", faults.stale_receipt_rate):
+        if is_lapsed and self.fault_source.occurs("sqs.stale_receipt", faults.stale_receipt_rate):
             return
-        if self.fault_source.strikes("sqs.undead", faults.undead_rate):
+        if self.fault_source.occurs("sqs.undead", faults.undead_rate):
             queue.show(message, now + self.fault_source.seconds(faults.undead_s))
         else:
             del queue.messages[message.number]
@@ -348,7 +352,7 @@ class SqsModel:
         return message, message is not None and message.receives == int(parts[2])
 
     def _each(self, params: Params, do: Callable[[Params], None]) -> Answer:
-        entries, rate = params["Entries"], self.fault_source.pessimism.sqs.partial_batch_rate
+        entries, rate = params["Entries"], self.fault_source.service_rates.sqs.partial_batch_rate
         if not entries:
             raise AwsError("EmptyBatchRequest", "There should be at least one entry")
         if len(entries) > ENTRIES_MAX:
@@ -356,7 +360,7 @@ class SqsModel:
         done: list[Answer] = []
         failed: list[Answer] = []
         for entry in entries:
-            if self.fault_source.strikes("sqs.partial_batch", rate):
+            if self.fault_source.occurs("sqs.partial_batch", rate):
                 failed.append({"Id": entry["Id"], "SenderFault": False, "Code": "InternalError"})
                 continue
             try:

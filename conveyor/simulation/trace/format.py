@@ -18,8 +18,8 @@ _SHOWN_CHARS = 40
 
 
 def describe(method: str, args: Sequence[Any], answer: Any) -> str:
-    teller = _TELLERS.get(method)
-    return teller(args, answer) if teller else _plainly(args, answer)
+    describer = _DESCRIBERS.get(method)
+    return describer(args, answer) if describer else _plainly(args, answer)
 
 
 def _commit(args: Sequence[Any], verdicts: Sequence[Verdict]) -> str:
@@ -83,7 +83,7 @@ def _plainly(args: Sequence[Any], answer: Any) -> str:
     return " ".join(map(_shown, args)) + f" -> {_shown(answer)}"
 
 
-_TELLERS: dict[str, Callable[[Sequence[Any], Any], str]] = {
+_DESCRIBERS: dict[str, Callable[[Sequence[Any], Any], str]] = {
     "commit": _commit,
     "put_chunk": _put_chunk,
     "find": _find,

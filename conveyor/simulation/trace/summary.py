@@ -16,7 +16,8 @@ LEAD_S = 120.0
 """Faults within this time before the first shown line may have caused the failure."""
 
 _ID = re.compile(r"\b(?:[0-9A-HJKMNP-TV-Z]{26}|[0-9a-f]{32})\b")
-_WORLD = "chaos"
+# The name under which the fault scheduler writes to the trace.
+_SCHEDULER = "chaos"
 _DISTURBANCES = frozenset(
     {
         "asked to stop",
@@ -33,9 +34,10 @@ _DISTURBANCES = frozenset(
 )
 
 
-def story_of(lines: Sequence[Line], wrongs: Iterable[str]) -> list[Line]:
-    """Returns the lines about the ids named in `wrongs`, and the faults of that time, in order."""
-    ids = {row_id for wrong in wrongs for row_id in _ID.findall(wrong)}
+def summarize_failure(lines: Sequence[Line], failures: Iterable[str]) -> list[Line]:
+    """Returns the lines about the ids named in `failures`, and the faults of that time, in
+    order."""
+    ids = {row_id for failure in failures for row_id in _ID.findall(failure)}
     named = _last(NAMED_MAX, lines, lambda line: _is_about(line, ids))
     if not named:
         return []
@@ -47,7 +49,7 @@ def story_of(lines: Sequence[Line], wrongs: Iterable[str]) -> list[Line]:
 
 def is_disturbance(line: Line) -> bool:
     """Whether the line reports a fault of a process, a clock or a whole engine."""
-    return line.who == _WORLD or line.what in _DISTURBANCES
+    return line.who == _SCHEDULER or line.what in _DISTURBANCES
 
 
 def _is_about(line: Line, ids: set[str]) -> bool:

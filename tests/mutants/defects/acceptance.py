@@ -151,7 +151,7 @@ MUTANTS = (
         apply=swapping("conveyor.domain.idempotency:answer", _replace_any_answer),
         world={
             "limits": HASTY_KEYS,
-            "haste": 10.0,
+            "client_speed": 10.0,
             "rates": {"call_slow": 0.05, "client_repeated_at_once": 0.5, "client_repeated": 0.5},
         },
     ),

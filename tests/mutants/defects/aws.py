@@ -167,7 +167,7 @@ MUTANTS = (
         what="A row whose INSERT was throttled counts as inserted.",
         apply=swapping(f"{_DYNAMO}.table:Table.insert", _count_throttled_as_done),
         engines=_AWS,
-        world={"pessimism": _THROTTLED_ROWS, "sync_tasks_max": 5},
+        world={"service_rates": _THROTTLED_ROWS, "sync_tasks_max": 5},
     ),
     Mutant(
         name="first_insert_answers_for_all",
@@ -176,7 +176,7 @@ MUTANTS = (
         what="If the first INSERT of a batch was applied, the answers of the others are not read.",
         apply=swapping(f"{_DYNAMO}.table:Table.insert", _read_first_answer_only),
         engines=_AWS,
-        world={"pessimism": _THROTTLED_ROWS, "sync_tasks_max": 5},
+        world={"service_rates": _THROTTLED_ROWS, "sync_tasks_max": 5},
     ),
     Mutant(
         name="lost_inserts_are_done",
@@ -215,7 +215,7 @@ MUTANTS = (
         what="Keys that the table left unprocessed in a batch read count as absent.",
         apply=swapping("conveyor.engines.aws.dynamodb.table:Table._get_slice", _drop_unprocessed),
         engines=_AWS,
-        world={"pessimism": FaultRates(dynamodb=DynamoFaults(unprocessed_rate=0.2))},
+        world={"service_rates": FaultRates(dynamodb=DynamoFaults(unprocessed_rate=0.2))},
     ),
     Mutant(
         name="rows_read_as_they_come",
@@ -224,7 +224,7 @@ MUTANTS = (
         what="Rows are read without consistency, so a read may be stale.",
         apply=swapping("conveyor.engines.aws.dynamodb.table:Table.call", _read_without_consistency),
         engines=_AWS,
-        world={"pessimism": FaultRates(dynamodb=DynamoFaults(stale_read_rate=0.3))},
+        world={"service_rates": FaultRates(dynamodb=DynamoFaults(stale_read_rate=0.3))},
     ),
     Mutant(
         name="page_drops_a_shard",
@@ -242,7 +242,7 @@ MUTANTS = (
         what="A deletion assumes that every job has a single shard.",
         apply=swapping("conveyor.engines.aws.dynamodb.deletion:_shard_count", _assume_one_shard),
         engines=_AWS,
-        world={"temper": "tidy", "sync_tasks_max": 5, "shard_count": 4},
+        world={"client_profile": "tidy", "sync_tasks_max": 5, "shard_count": 4},
     ),
     Mutant(
         name="lost_refs_stay_lost",
@@ -251,7 +251,7 @@ MUTANTS = (
         what="Refs that were not sent because of a crash are never sent.",
         apply=swapping("conveyor.usecases.run.reconcile:_resend", _never_resend),
         engines=_AWS,
-        world={"pessimism": FaultRates(sqs=SqsFaults(retention_s_max=20.0))},
+        world={"service_rates": FaultRates(sqs=SqsFaults(retention_s_max=20.0))},
     ),
     Mutant(
         name="lease_released_by_anybody",
@@ -271,7 +271,7 @@ MUTANTS = (
             "offset_s": 60.0,
             "disturb_s": NEVER_S,
             "check_every": 1,
-            "pessimism": CALM,
+            "service_rates": CALM,
         },
     ),
     Mutant(
@@ -289,7 +289,7 @@ MUTANTS = (
             "workers_count": 3,
             "disturb_s": NEVER_S,
             "check_every": 1,
-            "pessimism": CALM,
+            "service_rates": CALM,
         },
     ),
 )

@@ -102,8 +102,8 @@ def _never_drained(_: Any) -> Any:
 
 _QUIET = ("site_", "call_", "killed_")
 _LOST_ANSWERS = {
-    "temper": "adding",
-    "haste": 10.0,
+    "client_profile": "adding",
+    "client_speed": 10.0,
     "think_s": 0.1,
     "disturb_s": NEVER_S,
     "rates": {fault.value: 0.0 for fault in Fault if fault.value.startswith(_QUIET)}
@@ -112,12 +112,12 @@ _LOST_ANSWERS = {
 """If a client closes an idle job and gets no answer, the sweeper must complete it."""
 
 _LOST_MESSAGES = {
-    "temper": "restless",
-    "haste": 10.0,
+    "client_profile": "restless",
+    "client_speed": 10.0,
     "think_s": 5.0,
     "max_inflight": 1,
     "disturb_s": NEVER_S,
-    "pessimism": FaultRates(sqs=SqsFaults(retention_s_max=RETENTION_S)),
+    "service_rates": FaultRates(sqs=SqsFaults(retention_s_max=RETENTION_S)),
 }
 """Messages expire while a run is paused or slow, and only the sweeper sends them again. Queue
 discovery and the caller's next attempt would finish an interrupted stop or completion as well."""
@@ -130,11 +130,11 @@ MUTANTS = (
         what="Tasks are added to a job that has just been closed.",
         apply=swapping("conveyor.domain.submit.admission:add_batch", _add_without_guards),
         world={
-            "temper": "adding",
-            "haste": 10.0,
+            "client_profile": "adding",
+            "client_speed": 10.0,
             "latency_s": 0.05,
             "safety_s": 60.0,
-            "is_spared": True,
+            "is_fault_free": True,
         },
     ),
     Mutant(

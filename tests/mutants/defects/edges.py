@@ -12,14 +12,14 @@ from conveyor.domain.model import Job, Result, Task, TaskRef
 from conveyor.domain.run.settlement import Claimed
 from conveyor.ports.coordinator import HostPool
 from conveyor.ports.gateway import PageMemory, Scraped, ScrapeRequest
-from conveyor.simulation.environment.neighbours import Neighbours
+from conveyor.simulation.environment.conditions import Conditions
 from conveyor.simulation.swaps import swapping
 from conveyor.usecases.context import Context
 from conveyor.usecases.run.tasks import Finish
 from tests.mutants.mutant import Mutant
 
-POWER_CUTS = Neighbours(power_cut_every_s=15.0)
-ORDERLY = Neighbours(is_orderly=True)
+POWER_CUTS = Conditions(power_cut_every_s=15.0)
+ORDERLY = Conditions(is_isolated=True)
 
 
 def _clear_partition(request_for: Any) -> Any:
@@ -81,7 +81,7 @@ MUTANTS = (
         invariants=(55,),
         what="A connection of one caller is reused for another caller.",
         apply=swapping("conveyor.usecases.run.tasks:request_for", _clear_partition),
-        world={"neighbours": Neighbours(hostile="late_answers"), "has_gateway": False},
+        world={"conditions": Conditions(hostile="late_answers"), "has_gateway": False},
     ),
     Mutant(
         name="page_not_in_spend",
@@ -89,7 +89,7 @@ MUTANTS = (
         invariants=(52,),
         what="A paid page is missing from the spend and the history.",
         apply=swapping("conveyor.usecases.run.tasks:judge_success", _drop_cost),
-        world={"is_spared": True, "neighbours": ORDERLY, "has_gateway": True},
+        world={"is_fault_free": True, "conditions": ORDERLY, "has_gateway": True},
     ),
     Mutant(
         name="host_limits_ignored",
@@ -97,7 +97,7 @@ MUTANTS = (
         invariants=(29,),
         what="A job ignores its host limits and uses all its tasks in flight for one host.",
         apply=swapping("actors.poller.host_limiter:HostLimiter._pool", _use_cap_of_job),
-        world={"is_spared": True, "temper": "polite", "haste": 10.0},
+        world={"is_fault_free": True, "client_profile": "polite", "client_speed": 10.0},
     ),
     Mutant(
         name="pack_name_not_synced",
@@ -106,7 +106,7 @@ MUTANTS = (
         what="The directory entry of a pack is not synced when its first body is.",
         apply=swapping("conveyor.engines.sqlite.pack_files:sync_directory", _do_not_sync),
         engines=("embedded",),
-        world={"neighbours": POWER_CUTS},
+        world={"conditions": POWER_CUTS},
     ),
     Mutant(
         name="pack_bytes_not_synced",
@@ -115,7 +115,7 @@ MUTANTS = (
         what="A body in a pack counts as stored before its bytes are synced.",
         apply=swapping("conveyor.engines.sqlite.pack_files:PackFiles._write", _write_without_sync),
         engines=("embedded",),
-        world={"neighbours": POWER_CUTS},
+        world={"conditions": POWER_CUTS},
     ),
     Mutant(
         name="body_bytes_not_synced",
@@ -124,6 +124,6 @@ MUTANTS = (
         what="A body outside packs gets its name before its bytes are synced.",
         apply=swapping("conveyor.engines.sqlite.blobs:_sync", _close_without_sync),
         engines=("embedded",),
-        world={"neighbours": POWER_CUTS, "sync_tasks_max": 5, "at_once_max": 0},
+        world={"conditions": POWER_CUTS, "sync_tasks_max": 5, "at_once_max": 0},
     ),
 )

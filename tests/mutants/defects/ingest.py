@@ -203,7 +203,11 @@ MUTANTS = (
         invariants=(10,),
         what="A job reads the uploaded list from the slot, where its caller may still replace it.",
         apply=swapping("conveyor.usecases.submit.upload:take", _read_from_slot),
-        world={"temper": "uploading", "sync_tasks_max": 5, "rates": {"list_overwritten": 1.0}},
+        world={
+            "client_profile": "uploading",
+            "sync_tasks_max": 5,
+            "rates": {"list_overwritten": 1.0},
+        },
     ),
     Mutant(
         name="bad_lines_vanish",
@@ -211,7 +215,7 @@ MUTANTS = (
         invariants=(2, 12),
         what="An invalid line is left out instead of becoming a failed task.",
         apply=swapping("conveyor.domain.run.ingestion:chunk_of_specs", _drop_invalid_lines),
-        world={"at_once_max": 0, "haste": 10.0},
+        world={"at_once_max": 0, "client_speed": 10.0},
     ),
     Mutant(
         name="ingest_through_shut_gates",
@@ -234,7 +238,7 @@ MUTANTS = (
         what="An ingester that resumes a list numbers its lines from 0 again.",
         apply=swapping("conveyor.usecases.run.ingest:_chunks_of_upload", _number_from_zero),
         world={
-            "temper": "uploading",
+            "client_profile": "uploading",
             "sync_tasks_max": 5,
             "chunk_tasks": 1,
             "rates": {"killed_after": 0.005},
@@ -253,6 +257,6 @@ MUTANTS = (
         invariants=(13, 27),
         what="A list that cannot be ingested is abandoned, and its run waits for it.",
         apply=swapping("conveyor.usecases.run.ingest:fail_batch", _abandon_batch_only),
-        world={"temper": "uploading", "sync_tasks_max": 5, "limits": SHORT_LISTS},
+        world={"client_profile": "uploading", "sync_tasks_max": 5, "limits": SHORT_LISTS},
     ),
 )

@@ -10,7 +10,7 @@ from conveyor.domain.backpressure.gateway_health import GatewayHealth
 from conveyor.domain.ids import CallerId, Random, RunId
 from conveyor.domain.model import Task
 from conveyor.domain.quota import Quota, QuotaExceeded
-from conveyor.simulation.environment.neighbours import DAY_S, SLOTS, TIGHT, Neighbours
+from conveyor.simulation.environment.conditions import DAY_S, SLOTS, TIGHT, Conditions
 from conveyor.simulation.swaps import combined, swapping
 from conveyor.usecases.context import Context
 from conveyor.usecases.quota import Use
@@ -132,10 +132,14 @@ def _sweep_nothing(_: Any) -> Any:
 
 
 # Without faults of our processes clients make fast progress, so a short time is enough.
-_NO_FAULTS: dict[str, Any] = {"is_spared": True, "safety_s": 40.0, "clients_count": 2}
+_NO_FAULTS: dict[str, Any] = {"is_fault_free": True, "safety_s": 40.0, "clients_count": 2}
 _WITH_GATEWAY: dict[str, Any] = {**_NO_FAULTS, "has_gateway": True}
-_GATEWAY_OUTAGES = Neighbours(gateway_outage_every_s=20.0, is_orderly=True)
-_EXPIRING_RESULTS: dict[str, Any] = {**_NO_FAULTS, "outlives_results": True, "haste": 10.0}
+_GATEWAY_OUTAGES = Conditions(gateway_outage_every_s=20.0, is_isolated=True)
+_EXPIRING_RESULTS: dict[str, Any] = {
+    **_NO_FAULTS,
+    "returns_after_expiry": True,
+    "client_speed": 10.0,
+}
 
 MUTANTS = (
     Mutant(
@@ -144,7 +148,12 @@ MUTANTS = (
         invariants=(60,),
         what="A worker keeps calling a gateway that is unavailable.",
         apply=swapping("conveyor.domain.backpressure.gateway_health:_open", _keep_closed),
-        world={**_WITH_GATEWAY, "neighbours": _GATEWAY_OUTAGES, "haste": 10.0, "think_s": 0.1},
+        world={
+            **_WITH_GATEWAY,
+            "conditions": _GATEWAY_OUTAGES,
+            "client_speed": 10.0,
+            "think_s": 0.1,
+        },
     ),
     Mutant(
         name="outage_counts_attempts",
@@ -155,7 +164,7 @@ MUTANTS = (
             "conveyor.domain.backpressure.gateway_health:GatewayHealth.note_failure",
             _count_every_failure,
         ),
-        world={**_WITH_GATEWAY, "neighbours": _GATEWAY_OUTAGES, "haste": 10.0},
+        world={**_WITH_GATEWAY, "conditions": _GATEWAY_OUTAGES, "client_speed": 10.0},
     ),
     Mutant(
         name="plan_ignored",
@@ -165,8 +174,8 @@ MUTANTS = (
         apply=swapping("conveyor.domain.backpressure.call_window:CallWindow.room", _ignore_limit),
         world={
             **_WITH_GATEWAY,
-            "neighbours": Neighbours(gateway_plan=1, is_orderly=True),
-            "haste": 10.0,
+            "conditions": Conditions(gateway_plan=1, is_isolated=True),
+            "client_speed": 10.0,
             "workers_count": 1,
         },
     ),
@@ -181,8 +190,8 @@ MUTANTS = (
         ),
         world={
             **_NO_FAULTS,
-            "neighbours": Neighbours(storage_outage_every_s=10.0, is_orderly=True),
-            "haste": 10.0,
+            "conditions": Conditions(storage_outage_every_s=10.0, is_isolated=True),
+            "client_speed": 10.0,
         },
     ),
     Mutant(
@@ -191,7 +200,7 @@ MUTANTS = (
         invariants=(53,),
         what="A task that crashes its handler also crashes the other tasks of the worker.",
         apply=swapping("actors.task_runner:isolate", _call_directly),
-        world={**_NO_FAULTS, "neighbours": Neighbours(poisons=("task",), is_orderly=True)},
+        world={**_NO_FAULTS, "conditions": Conditions(poisons=("task",), is_isolated=True)},
     ),
     Mutant(
         name="quotas_not_judged",
@@ -200,8 +209,8 @@ MUTANTS = (
         what="A caller that has used up a quota is still served.",
         apply=swapping("conveyor.usecases.quota:StorageQuotas._find_exceeded", _find_none_exceeded),
         world={
-            "is_spared": True,
-            "neighbours": Neighbours(hostile="over_quotas", quotas=TIGHT, is_orderly=True),
+            "is_fault_free": True,
+            "conditions": Conditions(hostile="over_quotas", quotas=TIGHT, is_isolated=True),
             "safety_s": 60.0,
         },
     ),
@@ -213,8 +222,8 @@ MUTANTS = (
         apply=swapping("conveyor.usecases.run.run_progress:count_abandoned", _count_none_abandoned),
         world={
             **_WITH_GATEWAY,
-            "neighbours": Neighbours(is_orderly=True),
-            "temper": "restless",
+            "conditions": Conditions(is_isolated=True),
+            "client_profile": "restless",
             "think_s": 5.0,
         },
     ),
@@ -232,7 +241,7 @@ MUTANTS = (
         world={
             **_NO_FAULTS,
             "has_gateway": False,
-            "neighbours": Neighbours(hostile="tar_pits", is_orderly=True),
+            "conditions": Conditions(hostile="tar_pits", is_isolated=True),
             "concurrency": SLOTS,
             "workers_count": 1,
         },
@@ -244,7 +253,7 @@ MUTANTS = (
         what="A claim made while the clock was a day ahead lasts for a day.",
         apply=swapping("conveyor.domain.timing:is_unreal", _accept_every_deadline),
         world={
-            "neighbours": Neighbours(clock_leap_s=DAY_S),
+            "conditions": Conditions(clock_leap_s=DAY_S),
             "safety_s": 100.0,
             "disturb_s": 20.0,
             "rates": {"killed_before": 0.005, "killed_after": 0.005},

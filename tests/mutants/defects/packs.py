@@ -99,7 +99,7 @@ MUTANTS = (
         what="A pack that S3 did not accept counts as stored.",
         apply=swapping(f"{_PACKS}:Packs._send", _forget_failures),
         engines=_AWS,
-        world={"pessimism": FaultRates(s3=S3Faults(slow_down_rate=0.6))},
+        world={"service_rates": FaultRates(s3=S3Faults(slow_down_rate=0.6))},
     ),
     Mutant(
         name="pack_name_used_again",

@@ -132,8 +132,8 @@ MUTANTS = (
         what="A worker that loses an export to another removes the other's file.",
         apply=swapping("conveyor.usecases.export:_own_prefix", _omit_epoch),
         world={
-            "temper": "collecting",
-            "haste": 10.0,
+            "client_profile": "collecting",
+            "client_speed": 10.0,
             "workers_count": 3,
             "limits": HASTY_KEYS,
             "rates": {"call_slow": 0.1},
@@ -145,6 +145,11 @@ MUTANTS = (
         invariants=(40,),
         what="A worker that has lost an export to another continues it.",
         apply=swapping("conveyor.domain.export.progress:_step", _remove_fence),
-        world={"temper": "collecting", "haste": 10.0, "workers_count": 3, "is_spared": True},
+        world={
+            "client_profile": "collecting",
+            "client_speed": 10.0,
+            "workers_count": 3,
+            "is_fault_free": True,
+        },
     ),
 )

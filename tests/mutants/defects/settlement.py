@@ -210,7 +210,7 @@ MUTANTS = (
         invariants=(16,),
         what="A task that kills its workers is attempted for ever.",
         apply=swapping("conveyor.domain.run.settlement:lost_workers_problem", _never_give_up),
-        world={"haste": 10.0},
+        world={"client_speed": 10.0},
     ),
     Mutant(
         name="ack_before_settle",
@@ -253,7 +253,7 @@ MUTANTS = (
         invariants=(17,),
         what="A slow fetch loses its message and its claim, and continues.",
         apply=swapping("actors.lease_heartbeater:LeaseHeartbeater._renew_rest", _renew_lease_only),
-        world={"is_spared": True, "limits": SHORT_LIVES, "rates": {"site_dripped": 0.2}},
+        world={"is_fault_free": True, "limits": SHORT_LIVES, "rates": {"site_dripped": 0.2}},
     ),
     Mutant(
         name="released_claim_settles",
@@ -284,6 +284,6 @@ MUTANTS = (
         invariants=(16,),
         what="A redelivered message is fetched under claim 0, so lost workers are not counted.",
         apply=swapping("actors.poller.poller:take", _treat_as_first_delivery),
-        world={"haste": 10.0},
+        world={"client_speed": 10.0},
     ),
 )

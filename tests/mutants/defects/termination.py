@@ -164,7 +164,7 @@ MUTANTS = (
             swapping("conveyor.usecases.run.reconcile:_repair", _skip_stopping_runs),
             swapping("actors.queue_discovery:QueueDiscovery._reconcile_run", _only_stop_poller),
         ),
-        world={"temper": "restless", "rates": {"answer_lost": 0.05}},
+        world={"client_profile": "restless", "rates": {"answer_lost": 0.05}},
     ),
     Mutant(
         name="two_live_runs",
@@ -173,11 +173,11 @@ MUTANTS = (
         what="A rerun starts while another run of the job is live.",
         apply=swapping("conveyor.domain.submit.admission:new_run", _ignore_live_run),
         world={
-            "temper": "restless",
-            "haste": 10.0,
+            "client_profile": "restless",
+            "client_speed": 10.0,
             "latency_s": 0.05,
             "safety_s": 60.0,
-            "is_spared": True,
+            "is_fault_free": True,
         },
     ),
     Mutant(
@@ -187,11 +187,11 @@ MUTANTS = (
         what="A rerun of a run with an incomplete ingest contains only the ingested tasks.",
         apply=swapping("conveyor.usecases.run.rerun:_from_sources", _rerun_from_rows),
         world={
-            "temper": "restless",
+            "client_profile": "restless",
             "sync_tasks_max": 5,
             "chunk_tasks": 1,
             "latency_s": 0.05,
-            "is_spared": True,
+            "is_fault_free": True,
         },
     ),
     Mutant(
@@ -201,11 +201,11 @@ MUTANTS = (
         what="A run is deleted although another run shows results of it.",
         apply=swapping("conveyor.usecases.run.runs:_refuse_if_needed", _never_refuse),
         world={
-            "temper": "tidy",
-            "haste": 10.0,
+            "client_profile": "tidy",
+            "client_speed": 10.0,
             "think_s": 0.1,
             "safety_s": 60.0,
-            "is_spared": True,
+            "is_fault_free": True,
         },
     ),
     Mutant(
@@ -214,7 +214,13 @@ MUTANTS = (
         invariants=(33,),
         what="Bodies and rows that a worker stores after the first deletion pass stay.",
         apply=swapping("conveyor.domain.run.termination:_insert_intent", _use_one_pass),
-        world={"temper": "tidy", "haste": 10.0, "workers_count": 2, "think_s": 5.0, "look_s": 5.0},
+        world={
+            "client_profile": "tidy",
+            "client_speed": 10.0,
+            "workers_count": 2,
+            "think_s": 5.0,
+            "poll_s": 5.0,
+        },
     ),
     Mutant(
         name="deleted_jobs_shown",
@@ -222,7 +228,7 @@ MUTANTS = (
         invariants=(32,),
         what="A deleted job can be read until its row is gone.",
         apply=setting("conveyor.usecases.lookup:JOB_VISIBLE", frozenset(JobStatus)),
-        world={"temper": "tidy"},
+        world={"client_profile": "tidy"},
     ),
     Mutant(
         name="notice_after_flip",

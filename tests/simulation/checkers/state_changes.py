@@ -37,7 +37,7 @@ def change_to(
     leases: Sequence[Lease] = (),
     leases_before: Sequence[Lease] = (),
     rows_come_first: bool = False,
-    remains: Sequence[StoredItem] = (),
+    stored_items: Sequence[StoredItem] = (),
 ) -> StateChange:
     """Builds the change from the rows `before` to these rows."""
     earlier, later = a_snapshot(*before, leases=leases_before), a_snapshot(*rows, leases=leases)
@@ -50,7 +50,7 @@ def change_to(
         body=stored.get,
         bodies=lambda: [*stored],
         rows_come_first=rows_come_first,
-        remains=lambda: remains,
+        stored_items=lambda: stored_items,
     )
 
 
@@ -89,7 +89,7 @@ def a_promise(lines_count: int = 1, **fields: Any) -> AcceptedRequest:
 
 def with_lines(lines_count: int = 1, **fields: Any) -> History:
     """Builds a history in which a submit of `lines_count` lines was accepted."""
-    return History(promises={JOB: a_promise(lines_count)}, **fields)
+    return History(accepted_requests={JOB: a_promise(lines_count)}, **fields)
 
 
 def a_fetch(task_id: str, claim: int = 1, **fields: Any) -> Fetch:

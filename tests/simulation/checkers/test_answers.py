@@ -9,8 +9,8 @@ from conveyor.domain import limits
 from conveyor.domain.ids import BatchId
 from conveyor.domain.model import RunStatus
 from conveyor.simulation.checkers.acceptance import (
-    a_promise_is_kept_or_withdrawn,
     a_used_key_takes_no_other_request,
+    an_accepted_job_completes_unless_stopped,
     an_accepted_job_is_durable,
     an_accepted_list_is_durable,
     one_key_makes_one_thing,
@@ -20,8 +20,8 @@ from conveyor.simulation.checkers.deletes import a_stopped_run_is_left_alone
 from conveyor.simulation.checkers.execution import a_rerun_has_every_line
 from conveyor.simulation.checkers.idempotency import an_expired_key_is_a_new_one
 from conveyor.simulation.checkers.tenancy import (
-    a_key_is_its_callers_own,
-    nobody_is_told_of_what_is_anothers,
+    a_key_conflicts_only_for_its_caller,
+    no_webhook_names_a_job_of_another_caller,
 )
 from conveyor.simulation.client_history import Call, History
 from tests.builders import JOB, RUN, a_batch, a_job, a_run, a_task
@@ -95,8 +95,10 @@ def test_an_added_list_with_too_few_lines_is_reported() -> None:
 
 
 def test_a_missing_run_is_reported_unless_clocks_leap_by_days() -> None:
-    assert list(a_promise_is_kept_or_withdrawn(change_to(history=with_lines())))
-    assert not list(a_promise_is_kept_or_withdrawn(change_to(history=with_lines(leaps_days=True))))
+    assert list(an_accepted_job_completes_unless_stopped(change_to(history=with_lines())))
+    assert not list(
+        an_accepted_job_completes_unless_stopped(change_to(history=with_lines(leaps_days=True)))
+    )
 
 
 def test_a_live_run_that_disappears_without_a_delete_is_reported() -> None:
@@ -114,9 +116,11 @@ def test_a_live_run_that_disappears_without_a_delete_is_reported() -> None:
 def test_a_run_that_failed_without_a_cause_is_reported() -> None:
     rows = (a_job(), a_run(status=RunStatus.FAILED))
 
-    assert list(a_promise_is_kept_or_withdrawn(change_to(*rows, history=with_lines())))
+    assert list(an_accepted_job_completes_unless_stopped(change_to(*rows, history=with_lines())))
     assert not list(
-        a_promise_is_kept_or_withdrawn(change_to(*rows, history=with_lines(spent_count=1)))
+        an_accepted_job_completes_unless_stopped(
+            change_to(*rows, history=with_lines(spent_count=1))
+        )
     )
 
 
@@ -162,9 +166,11 @@ def test_a_conflict_with_the_key_of_another_tenant_is_reported() -> None:
     of_another = [a_submit(OTHER_LINE, tenant=OTHER_TENANT), conflict]
     of_its_own = [a_submit(OTHER_LINE), conflict]
 
-    assert list(a_key_is_its_callers_own(change_to(history=History(calls=of_another)), conflict))
+    assert list(
+        a_key_conflicts_only_for_its_caller(change_to(history=History(calls=of_another)), conflict)
+    )
     assert not list(
-        a_key_is_its_callers_own(change_to(history=History(calls=of_its_own)), conflict)
+        a_key_conflicts_only_for_its_caller(change_to(history=History(calls=of_its_own)), conflict)
     )
 
 
@@ -178,14 +184,14 @@ def test_a_webhook_to_the_receiver_of_another_tenant_is_reported() -> None:
 
     for call, is_wrong in ((request, False), (of_another, True)):
         change = change_to(a_job(), a_run(), history=with_lines(calls=[call]))
-        assert bool(list(nobody_is_told_of_what_is_anothers(change, delivery))) == is_wrong
+        assert bool(list(no_webhook_names_a_job_of_another_caller(change, delivery))) == is_wrong
 
 
 def test_a_webhook_that_names_another_job_is_reported() -> None:
     body = json.dumps({"job_id": "ANOTHER", "run_id": RUN}).encode()
     change = change_to(a_job(), a_run())
 
-    assert list(nobody_is_told_of_what_is_anothers(change, a_delivery(body=body)))
+    assert list(no_webhook_names_a_job_of_another_caller(change, a_delivery(body=body)))
 
 
 def test_a_fetch_long_after_the_stop_of_its_run_is_reported() -> None:
@@ -203,4 +209,4 @@ def test_a_completed_run_with_fewer_tasks_than_promised_is_reported() -> None:
 
 
 def test_a_call_without_a_key_is_accepted() -> None:
-    assert list(a_key_is_its_callers_own(change_to(), a_call())) == []
+    assert list(a_key_conflicts_only_for_its_caller(change_to(), a_call())) == []

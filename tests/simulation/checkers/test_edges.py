@@ -54,8 +54,8 @@ def test_a_page_that_is_fetched_twice_in_an_orderly_world_is_reported() -> None:
         history = History(fetches=[page, again], **fields)  # type: ignore[arg-type]
         return [*paid_calls_per_task_are_bounded(change_to(TASK, history=history), again)]
 
-    assert check(is_orderly=True)
-    assert check(is_orderly=True, kills_count=1) == []
+    assert check(is_isolated=True)
+    assert check(is_isolated=True, kills_count=1) == []
     assert check() == []
 
 
@@ -80,8 +80,8 @@ def test_a_billed_page_that_is_not_on_record_is_reported() -> None:
             *no_spend_exceeds_the_bill(change),
         ]
 
-    assert check(1, is_orderly=True) == []
-    assert check(2, is_orderly=True)
+    assert check(1, is_isolated=True) == []
+    assert check(2, is_isolated=True)
     assert check(2) == []
     assert check(0)
 
@@ -173,17 +173,17 @@ def test_a_bill_above_the_budget_is_reported() -> None:
 def test_more_fetches_of_a_host_than_its_limits_are_reported() -> None:
     tasks = [a_task(n, url="https://slow.example/") for n in range(4)]
 
-    def check(limit: HostLimit, count: int, *, is_spared: bool = True) -> list[str]:
+    def check(limit: HostLimit, count: int, *, is_fault_free: bool = True) -> list[str]:
         job = a_job(host_limits=HostLimits(limit))
         fetches = [a_fetch(task.task_id) for task in tasks[:count]]
-        history = History(fetches=fetches, is_spared=is_spared)
+        history = History(fetches=fetches, is_fault_free=is_fault_free)
         change = change_to(job, a_run(), *tasks, history=history)
         return [*no_host_is_fetched_beyond_its_limits(change, fetches[-1])]
 
     assert check(HostLimit(concurrency=1), 1) == []
     assert check(HostLimit(concurrency=1), 2)
-    assert check(HostLimit(concurrency=1), 2, is_spared=False) == []
-    assert check(HostLimit(concurrency=1), 3, is_spared=False)
+    assert check(HostLimit(concurrency=1), 2, is_fault_free=False) == []
+    assert check(HostLimit(concurrency=1), 3, is_fault_free=False)
     assert check(HostLimit(rate_per_s=0.1), 2) == []
     assert check(HostLimit(rate_per_s=0.1), 4)
 
@@ -200,11 +200,13 @@ def test_a_nominal_time_without_run_or_skip_is_reported() -> None:
     waiting = a_schedule(next_fire_at=T0)
     moved_on = msgspec.structs.replace(waiting, next_fire_at=T0 + 60.0)
     skipped = msgspec.structs.replace(moved_on, skips=(Skip(T0, T0, SkipReason.MISSED),))
-    fired = a_run(scheduled_for=T0)
+    fault_counts = a_run(scheduled_for=T0)
 
     assert list(no_nominal_time_is_left_out(change_to(moved_on, before=[waiting])))
     assert list(no_nominal_time_is_left_out(change_to(skipped, before=[waiting]))) == []
-    assert list(no_nominal_time_is_left_out(change_to(moved_on, fired, before=[waiting]))) == []
+    assert (
+        list(no_nominal_time_is_left_out(change_to(moved_on, fault_counts, before=[waiting]))) == []
+    )
 
 
 def test_a_body_or_row_of_a_deleted_run_is_reported() -> None:
@@ -227,7 +229,7 @@ def test_a_second_delivery_is_reported_unless_its_owner_requested_it() -> None:
     path = f"/v1/jobs/{JOB}/webhook/deliveries/{notice.notice_id}/redeliver"
 
     def check(*tenants: str) -> list[str]:
-        history = with_lines(deliveries=[first, again], is_spared=True)
+        history = with_lines(deliveries=[first, again], is_fault_free=True)
         history.calls = [a_call("POST", path, tenant=tenant) for tenant in tenants]
         return [*an_event_is_redelivered_for_its_owner(change_to(notice, history=history), again)]
 

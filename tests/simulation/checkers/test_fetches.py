@@ -35,34 +35,34 @@ def test_a_fetch_beyond_the_attempts_is_reported_in_a_world_without_faults() -> 
     fetches = [a_fetch(ENDED.task_id, claim) for claim in (1, 2, 3)]
     rows = (a_job(), a_run(status=RunStatus.COMPLETED), ENDED)
 
-    def check(count: int, *, is_spared: bool) -> list[str]:
-        history = History(fetches=fetches[:count], is_spared=is_spared)
+    def check(count: int, *, is_fault_free: bool) -> list[str]:
+        history = History(fetches=fetches[:count], is_fault_free=is_fault_free)
         return [*every_fetch_is_an_attempt(change_to(*rows, history=history))]
 
-    assert check(0, is_spared=True)
-    assert check(1, is_spared=True) == []
-    assert check(2, is_spared=True) == []  # The task was handed back once.
-    assert check(3, is_spared=True)
-    assert check(3, is_spared=False) == []
+    assert check(0, is_fault_free=True)
+    assert check(1, is_fault_free=True) == []
+    assert check(2, is_fault_free=True) == []  # The task was handed back once.
+    assert check(3, is_fault_free=True)
+    assert check(3, is_fault_free=False) == []
 
 
 def test_more_fetches_at_once_than_the_cap_are_reported() -> None:
     rows = (a_job(max_inflight=1), a_run())
     fetches = [a_fetch(f"task{number}") for number in range(3)]
 
-    def check(count: int, *, is_spared: bool) -> list[str]:
-        history = History(fetches=fetches[:count], is_spared=is_spared)
+    def check(count: int, *, is_fault_free: bool) -> list[str]:
+        history = History(fetches=fetches[:count], is_fault_free=is_fault_free)
         return [*no_job_is_fetched_beyond_its_cap(change_to(*rows, history=history), fetches[0])]
 
-    assert check(1, is_spared=True) == []
-    assert check(2, is_spared=True)
-    assert check(2, is_spared=False) == []
-    assert check(3, is_spared=False)
+    assert check(1, is_fault_free=True) == []
+    assert check(2, is_fault_free=True)
+    assert check(2, is_fault_free=False) == []
+    assert check(3, is_fault_free=False)
 
 
 def test_an_ended_fetch_does_not_count_towards_the_cap() -> None:
     fetches = [a_fetch("task1", ended_at=2.0), a_fetch("task2")]
-    history = History(fetches=fetches, is_spared=True)
+    history = History(fetches=fetches, is_fault_free=True)
     change = change_to(a_job(max_inflight=1), a_run(), history=history)
 
     assert list(no_job_is_fetched_beyond_its_cap(change, fetches[1])) == []

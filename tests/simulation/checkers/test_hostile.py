@@ -47,8 +47,8 @@ def test_a_caller_that_exceeds_its_quota_by_more_than_one_is_reported() -> None:
         history = History(quotas={"live_runs": 2}, **fields)  # type: ignore[arg-type]
         return [*no_caller_exceeds_a_quota(change_to(*jobs, history=history))]
 
-    assert check(4, is_orderly=True)
-    assert check(3, is_orderly=True) == []
+    assert check(4, is_isolated=True)
+    assert check(3, is_isolated=True) == []
     assert check(4) == []  # In a world with faults a lost lock may admit several requests.
 
 
@@ -57,7 +57,7 @@ def _receipt(fetch_fields: dict[str, object], abandoned: int = 0, **fields: obje
     answer = {"run_id": RUN, "receipt": receipt}
     stop = a_call("POST", f"/v1/jobs/{JOB}/stop", answer=answer, at=5.0)
     fetch = a_fetch(TASK.task_id, 1, **fetch_fields)
-    history = History(fetches=[fetch], **{"is_orderly": True, **fields})  # type: ignore[arg-type]
+    history = History(fetches=[fetch], **{"is_isolated": True, **fields})  # type: ignore[arg-type]
     return [*a_stop_receipt_is_true(change_to(history=history), stop)]
 
 
@@ -85,11 +85,11 @@ def test_a_small_job_is_reported_if_it_takes_over_twice_its_time_plus_five_secon
         history = History(small_jobs=[JOB, OTHER_JOB], **fields)  # type: ignore[arg-type]
         return [*a_small_job_ends_soon_beside_hostile_callers(change_to(*runs, history=history))]
 
-    assert check(9.5, is_orderly=True)
-    assert check(8.5, is_orderly=True) == []
+    assert check(9.5, is_isolated=True)
+    assert check(8.5, is_isolated=True) == []
     assert check(9.5) == []
-    assert check(18.5, is_orderly=True, scan_s=10.0) == []
-    assert check(19.5, is_orderly=True, scan_s=10.0)
+    assert check(18.5, is_isolated=True, scan_s=10.0) == []
+    assert check(19.5, is_isolated=True, scan_s=10.0)
 
 
 def _expiries_after(seconds: float) -> list[str]:

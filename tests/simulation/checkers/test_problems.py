@@ -5,7 +5,7 @@ from __future__ import annotations
 from conveyor.simulation.checkers.problems import (
     MEDIA_TYPE,
     every_refusal_is_a_problem,
-    no_request_is_our_fault,
+    no_5xx_without_an_injected_fault,
 )
 from conveyor.simulation.client_history import Call, History
 from tests.simulation.checkers.state_changes import a_call, change_to
@@ -51,13 +51,19 @@ def test_the_content_of_a_failed_task_may_be_the_problem_of_its_target() -> None
 def test_a_500_is_reported_unless_a_fault_was_injected_at_that_moment() -> None:
     call = a_call(status=500, at=5.0)
 
-    assert list(no_request_is_our_fault(change_to(), call))
-    assert list(no_request_is_our_fault(change_to(history=History(sabotaged_at=[4.0])), call))
-    assert not list(no_request_is_our_fault(change_to(history=History(sabotaged_at=[5.0])), call))
+    assert list(no_5xx_without_an_injected_fault(change_to(), call))
+    assert list(
+        no_5xx_without_an_injected_fault(change_to(history=History(crash_injected_at=[4.0])), call)
+    )
+    assert not list(
+        no_5xx_without_an_injected_fault(change_to(history=History(crash_injected_at=[5.0])), call)
+    )
 
 
 def test_a_503_is_reported_in_a_world_without_faults() -> None:
     call = a_call(status=503)
 
-    assert list(no_request_is_our_fault(change_to(history=History(is_spared=True)), call))
-    assert list(no_request_is_our_fault(change_to(), call)) == []
+    assert list(
+        no_5xx_without_an_injected_fault(change_to(history=History(is_fault_free=True)), call)
+    )
+    assert list(no_5xx_without_an_injected_fault(change_to(), call)) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from conveyor.simulation.checkers.read_consistency import (
-    a_run_at_work_is_not_idle,
+    a_run_with_open_lists_is_not_pending,
     an_end_that_was_shown_stays,
     counts_that_were_shown_never_fall,
     what_was_accepted_is_found,
@@ -79,8 +79,8 @@ def test_a_run_that_is_shown_idle_during_its_ingest_is_reported() -> None:
     idle = a_read("pending", 1.0, ingest_status="pending")
     at_work = a_read("running", 1.0, ingest_status="pending")
 
-    assert list(a_run_at_work_is_not_idle(change_to(), idle))
-    assert list(a_run_at_work_is_not_idle(change_to(), at_work)) == []
+    assert list(a_run_with_open_lists_is_not_pending(change_to(), idle))
+    assert list(a_run_with_open_lists_is_not_pending(change_to(), at_work)) == []
 
 
 def test_a_404_for_an_accepted_job_is_reported_unless_its_delete_was_requested() -> None:

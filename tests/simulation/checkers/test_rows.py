@@ -13,13 +13,13 @@ from conveyor.simulation.checkers.accounting import (
     the_series_adds_up_to_the_counters,
 )
 from conveyor.simulation.checkers.deletes import (
-    no_row_rises_from_the_dead,
-    nobody_is_sent_for_what_was_deleted,
+    no_row_appears_under_a_deleted_job,
+    nothing_refers_to_what_was_deleted,
 )
 from conveyor.simulation.checkers.execution import (
     an_idle_run_is_found,
     attempts_are_bounded,
-    tasks_change_as_they_may,
+    tasks_make_only_legal_transitions,
 )
 from conveyor.simulation.checkers.ingest import a_line_is_one_task, ingest_only_inserts
 from conveyor.simulation.checkers.limits.leases import (
@@ -66,9 +66,9 @@ def test_a_task_that_ends_unclaimed_or_changes_after_its_end_is_reported() -> No
     unclaimed = a_task(status=TaskStatus.SUCCESSFUL)
     again = a_task(status=TaskStatus.PENDING, claim=1, attempts=1)
 
-    assert list(tasks_change_as_they_may(change_to(unclaimed, before=[TASK])))
-    assert list(tasks_change_as_they_may(change_to(again, before=[ENDED])))
-    assert list(tasks_change_as_they_may(change_to(ENDED, before=[HELD]))) == []
+    assert list(tasks_make_only_legal_transitions(change_to(unclaimed, before=[TASK])))
+    assert list(tasks_make_only_legal_transitions(change_to(again, before=[ENDED])))
+    assert list(tasks_make_only_legal_transitions(change_to(ENDED, before=[HELD]))) == []
 
 
 def test_a_task_with_too_many_attempts_is_reported() -> None:
@@ -121,16 +121,19 @@ def test_a_row_that_appears_under_a_deleted_job_is_reported() -> None:
     deleted = (a_job(status=JobStatus.DELETED), a_run())
     standing = (a_job(), a_run())
 
-    assert list(no_row_rises_from_the_dead(change_to(*deleted, a_batch(), before=deleted)))
-    assert list(no_row_rises_from_the_dead(change_to(*deleted, TASK, before=deleted)))
-    assert list(no_row_rises_from_the_dead(change_to(*standing, a_batch(), before=standing))) == []
+    assert list(no_row_appears_under_a_deleted_job(change_to(*deleted, a_batch(), before=deleted)))
+    assert list(no_row_appears_under_a_deleted_job(change_to(*deleted, TASK, before=deleted)))
+    assert (
+        list(no_row_appears_under_a_deleted_job(change_to(*standing, a_batch(), before=standing)))
+        == []
+    )
 
 
 def test_an_ingest_step_may_leave_tasks_on_an_engine_that_writes_rows_first() -> None:
     rows = (a_job(status=JobStatus.DELETED), a_run())
     change = change_to(*rows, TASK, before=rows, rows_come_first=True)
 
-    assert list(no_row_rises_from_the_dead(change)) == []
+    assert list(no_row_appears_under_a_deleted_job(change)) == []
 
 
 def test_queues_messages_and_marks_of_a_deleted_job_are_reported() -> None:
@@ -139,8 +142,8 @@ def test_queues_messages_and_marks_of_a_deleted_job_are_reported() -> None:
     left = (StoredItem("queue", RUN), StoredItem("message", "any", ref), StoredItem("mark", JOB))
 
     for leftover in left:
-        assert list(nobody_is_sent_for_what_was_deleted(change_to(deleted, remains=[leftover])))
-    assert list(nobody_is_sent_for_what_was_deleted(change_to(*standing, remains=left))) == []
+        assert list(nothing_refers_to_what_was_deleted(change_to(deleted, stored_items=[leftover])))
+    assert list(nothing_refers_to_what_was_deleted(change_to(*standing, stored_items=left))) == []
 
 
 def test_messages_on_the_dead_letter_queue_and_owner_marks_may_stay() -> None:
@@ -149,9 +152,9 @@ def test_messages_on_the_dead_letter_queue_and_owner_marks_may_stay() -> None:
         StoredItem("message", "control-dead", JOB.encode()),
         StoredItem("mark", f"{{{RUN}}}/:job", JOB.encode()),
     )
-    change = change_to(a_job(status=JobStatus.DELETED), remains=row)
+    change = change_to(a_job(status=JobStatus.DELETED), stored_items=row)
 
-    assert list(nobody_is_sent_for_what_was_deleted(change)) == []
+    assert list(nothing_refers_to_what_was_deleted(change)) == []
 
 
 def test_a_lease_that_exists_at_the_end_is_reported() -> None:
@@ -192,7 +195,7 @@ def test_a_worker_that_learns_late_of_the_end_may_acquire_a_lease_once() -> None
 
 def test_a_lease_may_be_held_for_a_while_after_the_faults_have_ended() -> None:
     lease, run = Lease(JOB, RUN, expires_at=T0 + 20.0), a_run(ended_at=T0 - 500.0)
-    lately, long_ago = (History(at_ease_since=T0 - ago_s) for ago_s in (5.0, 150.0))
+    lately, long_ago = (History(calm_since=T0 - ago_s) for ago_s in (5.0, 150.0))
 
     assert list(an_ended_run_holds_nothing(change_to(run, leases=[lease], history=long_ago)))
     assert list(an_ended_run_holds_nothing(change_to(run, leases=[lease], history=lately))) == []

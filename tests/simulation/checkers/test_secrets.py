@@ -6,10 +6,10 @@ from base64 import b64encode
 
 from conveyor.simulation.backends.storage_dump import StoredItem
 from conveyor.simulation.checkers.secrets import (
+    no_secret_is_delivered,
     no_secret_is_logged,
     no_secret_is_shown,
     no_secret_is_stored,
-    no_secret_is_told,
 )
 from conveyor.simulation.client_history import History
 from conveyor.simulation.secret_markers import secret_of
@@ -41,9 +41,10 @@ def test_a_secret_in_a_message_mark_or_body_is_reported() -> None:
     )
 
     for leak in leaks:
-        assert list(no_secret_is_stored(change_to(remains=[leak])))
+        assert list(no_secret_is_stored(change_to(stored_items=[leak])))
     assert (
-        list(no_secret_is_stored(change_to(remains=[StoredItem("message", RUN, b"a ref")]))) == []
+        list(no_secret_is_stored(change_to(stored_items=[StoredItem("message", RUN, b"a ref")])))
+        == []
     )
 
 
@@ -70,6 +71,6 @@ def test_only_the_response_to_a_rotation_may_contain_a_signing_key() -> None:
 
 
 def test_a_secret_in_a_delivery_is_reported() -> None:
-    assert list(no_secret_is_told(change_to(), a_delivery(body=SECRET.encode())))
-    assert list(no_secret_is_told(change_to(), a_delivery(headers={"x-api-key": SECRET})))
-    assert list(no_secret_is_told(change_to(), a_delivery())) == []
+    assert list(no_secret_is_delivered(change_to(), a_delivery(body=SECRET.encode())))
+    assert list(no_secret_is_delivered(change_to(), a_delivery(headers={"x-api-key": SECRET})))
+    assert list(no_secret_is_delivered(change_to(), a_delivery())) == []

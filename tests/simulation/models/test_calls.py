@@ -26,7 +26,7 @@ async def test_a_refused_call_has_no_effect(world: World, autojump_clock: MockCl
         await world.dynamodb("PutItem", TableName=TABLE, Item=A)
 
     assert not await is_stored(world)
-    assert world.fault_source.fired["call.refused"] == 1
+    assert world.fault_source.fault_counts["call.refused"] == 1
 
 
 async def test_a_call_whose_answer_is_lost_has_its_effect(
@@ -38,7 +38,7 @@ async def test_a_call_whose_answer_is_lost_has_its_effect(
         await world.dynamodb("PutItem", TableName=TABLE, Item=A)
 
     assert await is_stored(world)
-    assert world.fault_source.fired["call.lost"] == 1
+    assert world.fault_source.fault_counts["call.lost"] == 1
 
 
 async def test_a_slow_call_has_its_effect(world: World, autojump_clock: MockClock) -> None:
@@ -49,7 +49,7 @@ async def test_a_slow_call_has_its_effect(world: World, autojump_clock: MockCloc
 
     assert trio.current_time() - start == pytest.approx(5.0)
     assert await is_stored(world)
-    assert world.fault_source.fired["call.slow"] == 1
+    assert world.fault_source.fault_counts["call.slow"] == 1
 
 
 async def test_a_stalled_call_has_its_effect_and_is_never_answered(
@@ -64,7 +64,7 @@ async def test_a_stalled_call_has_its_effect_and_is_never_answered(
     assert caught.value.was_sent
     assert trio.current_time() - start == pytest.approx(10.0)
     assert await is_stored(world)
-    assert world.fault_source.fired["call.stalled"] == 1
+    assert world.fault_source.fault_counts["call.stalled"] == 1
 
 
 async def test_a_late_call_has_its_effect_after_its_caller_gave_up(
@@ -78,7 +78,7 @@ async def test_a_late_call_has_its_effect_after_its_caller_gave_up(
     assert not await is_stored(world)
     await trio.sleep(5.0)
     assert await is_stored(world)
-    assert world.fault_source.fired["call.late"] == 1
+    assert world.fault_source.fault_counts["call.late"] == 1
 
 
 async def test_a_request_in_progress_has_its_effect_if_its_caller_is_cancelled(
@@ -104,10 +104,10 @@ async def test_the_client_reports_a_lost_answer_of_a_write_and_retries_a_read(
     with pytest.raises(Unavailable):
         await client.call("dynamodb", "PutItem", guarded)
 
-    assert world.fault_source.fired["call.lost"] == 1
+    assert world.fault_source.fault_counts["call.lost"] == 1
     with pytest.raises(Unavailable):
         await client.call("dynamodb", "GetItem", {"TableName": TABLE, "Key": key("a")})
-    assert world.fault_source.fired["call.lost"] > 2
+    assert world.fault_source.fault_counts["call.lost"] > 2
 
 
 def test_the_same_seed_gives_the_same_faults_at_the_same_times() -> None:

@@ -157,7 +157,7 @@ async def test_a_partition_accepts_a_thousand_writes_a_second(
 
     assert codes == {"ProvisionedThroughputExceededException"}
     assert taken == pytest.approx(4000, rel=0.02)
-    assert world.fault_source.fired["dynamodb.throttled"] > 0
+    assert world.fault_source.fault_counts["dynamodb.throttled"] > 0
 
 
 @pytest.mark.slow
@@ -174,7 +174,7 @@ async def test_a_cold_table_accepts_four_thousand_writes_a_second(
             codes.add(error.code)
 
     assert codes == {"ThrottlingException"}
-    assert world.fault_source.fired["dynamodb.throttled"] == 100
+    assert world.fault_source.fault_counts["dynamodb.throttled"] == 100
 
 
 async def test_a_hot_partition_of_an_index_throttles_writes_to_the_table(
@@ -213,7 +213,7 @@ async def test_a_throttled_shard_does_not_throttle_other_shards(
     await put(world, item("a"))
 
     assert still[0] == "ProvisionedThroughputExceededException"
-    assert world.fault_source.fired["dynamodb.throttled_shard"] == 1
+    assert world.fault_source.fault_counts["dynamodb.throttled_shard"] == 1
 
 
 async def test_a_part_of_a_batch_may_be_left_unprocessed(world: World) -> None:
@@ -231,9 +231,9 @@ async def test_a_part_of_a_batch_may_be_left_unprocessed(world: World) -> None:
     assert all(put in puts for put in left)
     assert 0 < len(unread) < 25
     assert len(read["Responses"][TABLE]) <= 25 - len(unread)
-    fired = world.fault_source.fired
-    assert fired["dynamodb.unprocessed_items"] == len(left)
-    assert fired["dynamodb.unprocessed_keys"] == len(unread)
+    fault_counts = world.fault_source.fault_counts
+    assert fault_counts["dynamodb.unprocessed_items"] == len(left)
+    assert fault_counts["dynamodb.unprocessed_keys"] == len(unread)
 
 
 async def test_each_statement_of_a_batch_succeeds_or_fails_alone(world: World) -> None:
@@ -302,7 +302,7 @@ async def test_a_transaction_conflicts_with_others_on_its_items_for_a_moment(
 
     assert cancelled == ("TransactionCanceledException", ("TransactionConflict", "None"))
     assert alone[0] == "TransactionConflictException"
-    assert world.fault_source.fired["dynamodb.conflict"] == 2
+    assert world.fault_source.fault_counts["dynamodb.conflict"] == 2
 
 
 async def test_a_repeated_transaction_may_be_reported_as_in_progress(world: World) -> None:
@@ -353,7 +353,7 @@ async def test_an_index_is_late_and_out_of_order_and_complete_in_the_end(
     assert halfway not in (names[: len(halfway)], names[1 : len(halfway) + 1])
     assert await by_owner(world, "o") == names[1:]
     assert await by_owner(world, "other") == ["00"]
-    assert world.fault_source.fired["dynamodb.late_index"] >= 21
+    assert world.fault_source.fault_counts["dynamodb.late_index"] >= 21
 
 
 async def test_rows_expire_late_or_never(world: World, autojump_clock: MockClock) -> None:
@@ -422,4 +422,4 @@ async def test_short_and_empty_pages_lose_no_row(world: World, *, is_forward: bo
 
     assert sort_keys == sorted(names, reverse=not is_forward)
     assert 0 in sizes
-    assert world.fault_source.fired["dynamodb.empty_page"] == sizes.count(0)
+    assert world.fault_source.fault_counts["dynamodb.empty_page"] == sizes.count(0)

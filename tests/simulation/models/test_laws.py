@@ -260,7 +260,7 @@ async def test_short_and_empty_pages_contain_all_tasks(
         seen += page
 
     assert seen == sorted(tasks, key=lambda task: task.task_id)
-    assert harsh.fault_source.fired["dynamodb.empty_page"] > 0
+    assert harsh.fault_source.fault_counts["dynamodb.empty_page"] > 0
 
 
 async def test_a_deletion_removes_all_rows_despite_unprocessed_batches(
@@ -279,7 +279,7 @@ async def test_a_deletion_removes_all_rows_despite_unprocessed_batches(
     jobs = [partition for name, partition in table.partitions.items() if name.startswith("Job#")]
     rows = [sort for job in jobs for sort in job.rows]
     assert rows == [("Job",)]
-    assert harsh.fault_source.fired["dynamodb.unprocessed_items"] > 0
+    assert harsh.fault_source.fault_counts["dynamodb.unprocessed_items"] > 0
 
 
 async def test_a_body_is_whole_or_absent(harsh: World, autojump_clock: MockClock) -> None:

@@ -149,7 +149,7 @@ async def test_serialization_failures_are_repeated(server: Server) -> None:
 
     assert row is not None
     assert row.name == "19"
-    assert server.fired["serialization"] > 0
+    assert server.fault_counts["serialization"] > 0
 
 
 async def test_a_crash_loses_leases_and_acks_but_no_row(server: Server) -> None:

@@ -44,7 +44,7 @@ async def test_redis_may_be_unavailable_for_minutes(
     await trio.sleep(300)
 
     assert len(await take(coordinator)) == 1
-    assert world.fault_source.fired["redis.down"] == 1
+    assert world.fault_source.fault_counts["redis.down"] == 1
 
 
 async def test_a_failover_loses_the_last_writes(world: World, autojump_clock: MockClock) -> None:
@@ -57,7 +57,7 @@ async def test_a_failover_loses_the_last_writes(world: World, autojump_clock: Mo
     count = await coordinator.count(RUN)
 
     assert count == 1
-    assert world.fault_source.fired["redis.failover"] > 0
+    assert world.fault_source.fault_counts["redis.failover"] > 0
 
 
 async def test_two_primaries_exceed_the_cap_and_the_leases_of_one_are_lost(
@@ -72,7 +72,7 @@ async def test_two_primaries_exceed_the_cap_and_the_leases_of_one_are_lost(
 
     assert len(leases) == 2
     assert len(await coordinators[0].renew(leases, ttl_s=60)) == 1
-    assert world.fault_source.fired["redis.split"] == 1
+    assert world.fault_source.fault_counts["redis.split"] == 1
 
 
 async def test_a_key_may_be_evicted(world: World) -> None:

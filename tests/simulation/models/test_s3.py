@@ -29,7 +29,7 @@ async def test_s3_may_be_slow(world: World, autojump_clock: MockClock) -> None:
     await world.s3("PutObject", Key="a", Body=b"x")
 
     assert trio.current_time() - start == 30.0
-    assert world.fault_source.fired["s3.slow"] == 1
+    assert world.fault_source.fault_counts["s3.slow"] == 1
 
 
 async def test_a_put_may_have_its_effect_without_an_answer(world: World) -> None:
@@ -95,7 +95,7 @@ async def test_a_read_may_be_interrupted(world: World) -> None:
 
     with pytest.raises(NoResponse):
         await read()
-    assert world.fault_source.fired["s3.broken_read"] == 1
+    assert world.fault_source.fault_counts["s3.broken_read"] == 1
 
 
 async def test_a_read_returns_the_object_that_existed_when_it_began(world: World) -> None:

@@ -47,7 +47,7 @@ async def test_a_message_may_be_delivered_twice(world: World) -> None:
     world.set_faults(SqsFaults(duplicate_rate=1.0))
 
     assert bodies([*await receive(world), *await receive(world)]) == ["a", "a"]
-    assert world.fault_source.fired["sqs.duplicate"] == 2
+    assert world.fault_source.fault_counts["sqs.duplicate"] == 2
 
 
 async def test_a_deleted_message_may_be_delivered_once_more(
@@ -63,7 +63,7 @@ async def test_a_deleted_message_may_be_delivered_once_more(
 
     assert answer["Failed"] == []
     assert bodies(await receive(world)) == ["a"]
-    assert world.fault_source.fired["sqs.undead"] == 1
+    assert world.fault_source.fault_counts["sqs.undead"] == 1
 
 
 async def test_messages_may_be_delivered_out_of_order(world: World) -> None:
@@ -85,7 +85,7 @@ async def test_a_receive_may_be_empty_although_there_are_messages(world: World) 
     world.clear_faults()
 
     assert [empty, bodies(await receive(world))] == [[], ["a"]]
-    assert world.fault_source.fired["sqs.false_empty"] == 1
+    assert world.fault_source.fault_counts["sqs.false_empty"] == 1
 
 
 async def test_a_lost_receive_hides_its_messages_until_their_visibility_timeout(
@@ -119,7 +119,7 @@ async def test_a_stale_receipt_is_accepted_without_effect(
 
     assert len(lapsed["Successful"]) == len(superseded["Successful"]) == 1
     assert bodies(await receive(world)) == bodies(new) == ["a"]
-    assert world.fault_source.fired["sqs.stale_receipt"] == 2
+    assert world.fault_source.fault_counts["sqs.stale_receipt"] == 2
 
 
 async def test_visibility_timeouts_vary_by_a_tenth(world: World, autojump_clock: MockClock) -> None:
@@ -175,7 +175,7 @@ async def test_a_receive_beyond_the_limit_of_messages_in_flight_is_refused(world
 
     with pytest.raises(AwsError, match="OverLimit"):
         await receive(world)
-    assert world.fault_source.fired["sqs.over_limit"] == 1
+    assert world.fault_source.fault_counts["sqs.over_limit"] == 1
 
 
 async def test_messages_expire_after_the_retention_time(
@@ -186,7 +186,7 @@ async def test_messages_expire_after_the_retention_time(
     await trio.sleep(101)
 
     assert await receive(world) == []
-    assert world.fault_source.fired["sqs.retention"] == 1
+    assert world.fault_source.fault_counts["sqs.retention"] == 1
 
 
 async def test_a_part_of_a_batch_may_be_accepted(world: World) -> None:
@@ -248,7 +248,7 @@ async def test_foreign_messages_on_a_run_queue_are_discarded(world: World) -> No
     for _ in range(5):
         messages += await queue.receive(RUN, count_max=10, visibility_s=60)
 
-    assert world.fault_source.fired["sqs.garbage"] >= 20
+    assert world.fault_source.fault_counts["sqs.garbage"] >= 20
     assert {message.ref for message in messages} == set(refs)
     left = await queue.depth(RUN)
     assert (left.visible, left.hidden) <= (

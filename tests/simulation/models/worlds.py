@@ -71,10 +71,12 @@ class World:
             S3Faults: "s3",
             RedisFaults: "redis",
         }
-        self.fault_source.pessimism = FaultRates(**{kinds[type(fault)]: fault for fault in faults})  # type: ignore[arg-type]
+        self.fault_source.service_rates = FaultRates(
+            **{kinds[type(fault)]: fault for fault in faults}  # type: ignore[arg-type]
+        )
 
     def clear_faults(self) -> None:
-        self.fault_source.pessimism = CALM
+        self.fault_source.service_rates = CALM
 
     async def dynamodb(self, operation: str, **params: Any) -> dict[str, Any]:
         return await self.aws.call("dynamodb", operation, params, deadline_s=10.0)

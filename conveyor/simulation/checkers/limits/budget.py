@@ -24,25 +24,25 @@ PAGES_LOST_MAX = 8
 answer."""
 
 
-def paid_calls_per_task_are_bounded(moment: StateChange, fetch: Fetch) -> Iterator[str]:
+def paid_calls_per_task_are_bounded(state: StateChange, fetch: Fetch) -> Iterator[str]:
     """I51: a page that was fetched is not fetched again, unless its worker was killed or its settle
     was lost, and then only a bounded number of times."""
     fetched = sum(
-        other_fetch.outcome == "Scraped" for other_fetch in _others_of(moment.history, fetch)
+        other_fetch.outcome == "Scraped" for other_fetch in _others_of(state.history, fetch)
     )
-    most = 0 if _is_explained(moment.history) else PAGES_LOST_MAX
+    most = 0 if _is_explained(state.history) else PAGES_LOST_MAX
     if fetched > most:
         yield f"task {fetch.run_id}/{fetch.task_id} is fetched after {fetched} pages of it"
 
 
-def every_paid_call_is_on_record(moment: StateChange) -> Iterator[str]:
+def every_paid_call_is_on_record(state: StateChange) -> Iterator[str]:
     """I52: the credits that the gateway billed for a task equal those in its spend and in its
     history."""
-    history = moment.history
+    history = state.history
     if not (history.has_gateway and _is_explained(history)):
         return
     billed = _billed(history)
-    for task in _fetched_tasks(moment):
+    for task in _fetched_tasks(state):
         paid = billed.get((task.run_id, task.task_id), 0)
         recorded = sum(attempt.credits for attempt in task.history)
         if not task.credits == recorded == paid:
@@ -50,25 +50,25 @@ def every_paid_call_is_on_record(moment: StateChange) -> Iterator[str]:
             yield f"task {task.run_id}/{task.task_id}: {figures}"
 
 
-def no_spend_exceeds_the_bill(moment: StateChange) -> Iterator[str]:
+def no_spend_exceeds_the_bill(state: StateChange) -> Iterator[str]:
     """I52: no task is charged more than the gateway billed."""
-    billed = _billed(moment.history) if moment.history.has_gateway else {}
-    for task in _fetched_tasks(moment) if moment.history.has_gateway else ():
+    billed = _billed(state.history) if state.history.has_gateway else {}
+    for task in _fetched_tasks(state) if state.history.has_gateway else ():
         paid = billed.get((task.run_id, task.task_id), 0)
         if task.credits > paid:
             yield f"task {task.run_id}/{task.task_id}: spend {task.credits}, billed {paid}"
 
 
-def no_task_fails_for_an_outage(moment: StateChange) -> Iterator[str]:
+def no_task_fails_for_an_outage(state: StateChange) -> Iterator[str]:
     """I60: each attempt of a failed task is explained by a failure of its site. No attempt is
     counted because the gateway or the storage was unavailable, or the gateway's limit was
     reached."""
-    for task in _fetched_tasks(moment):
+    for task in _fetched_tasks(state):
         if task.status is not TaskStatus.FAILED or _is_fault_of_input(task):
             continue
         blamed = sum(
             fetch.site_faults > 0
-            for fetch in moment.history.fetches
+            for fetch in state.history.fetches
             if (fetch.run_id, fetch.task_id) == (task.run_id, task.task_id)
         )
         ours = sum(_is_ours(attempt.problem) for attempt in task.history)
@@ -78,10 +78,10 @@ def no_task_fails_for_an_outage(moment: StateChange) -> Iterator[str]:
             yield f"task {task.run_id}/{task.task_id} failed ({code}) after {figures}"
 
 
-def refusals_of_a_plan_are_rare(moment: StateChange) -> Iterator[str]:
+def calls_beyond_the_plan_are_rare(state: StateChange) -> Iterator[str]:
     """I59: if the gateway states its limit and nothing else happens, each worker finds the limit
     with a few refused calls and then keeps to it."""
-    history = moment.history
+    history = state.history
     if not _is_explained(history) or history.gateway_lies:
         return
     most = REFUSALS_A_WORKER * history.workers_count + len(history.fetches) // 10
@@ -90,10 +90,10 @@ def refusals_of_a_plan_are_rare(moment: StateChange) -> Iterator[str]:
             yield f"the gateway refused {count} calls of {key[-8:]}, of {most}"
 
 
-def a_gateway_that_is_away_is_left_alone(moment: StateChange) -> Iterator[str]:
+def an_unavailable_gateway_gets_few_calls(state: StateChange) -> Iterator[str]:
     """I60: during an outage of the gateway, a few calls discover it, and after that only single
     probes are sent."""
-    history = moment.history
+    history = state.history
     if not _is_explained(history):
         return
     tried = sum(fetch.outage_faults for fetch in history.fetches) - len(history.gateway_refusals)
@@ -117,7 +117,7 @@ def _is_ours(problem: Problem | None) -> bool:
 
 def _is_explained(history: History) -> bool:
     """Whether nothing happened to processes and engines that could cost a page."""
-    return history.is_orderly and not history.kills_count
+    return history.is_isolated and not history.kills_count
 
 
 def _others_of(history: History, fetch: Fetch) -> Iterator[Fetch]:
@@ -137,12 +137,12 @@ def _billed(history: History) -> dict[tuple[str, str], int]:
     return billed
 
 
-def _fetched_tasks(moment: StateChange) -> Iterator[Task]:
+def _fetched_tasks(state: StateChange) -> Iterator[Task]:
     """The tasks of completed runs that were fetched for themselves: not inherited from an earlier
     run, and no duplicates."""
-    for run in moment.after.runs.values():
-        if run.status is RunStatus.COMPLETED and not moment.is_deleted(run):
-            for task in moment.after.tasks_by_run.get(run.run_id, []):
+    for run in state.after.runs.values():
+        if run.status is RunStatus.COMPLETED and not state.is_deleted(run):
+            for task in state.after.tasks_by_run.get(run.run_id, []):
                 if task.claim and task.source_run_id is None and task.duplicate_of is None:
                     yield task
 
@@ -150,21 +150,21 @@ def _fetched_tasks(moment: StateChange) -> Iterator[Task]:
 # Budgets: what is left and the shares of workers add up to the cap, and no run spends more (I65).
 
 
-def a_budget_adds_up_to_its_cap(moment: StateChange) -> Iterator[str]:
+def a_budget_adds_up_to_its_cap(state: StateChange) -> Iterator[str]:
     """I65: what is left of a budget is never negative, and together with all shares it equals the
     cap, also while the cap changes."""
     run_ids = {
         (change.new or change.old).run_id
         for kind in (BudgetKey, ShareKey)
-        for change in moment.changed(kind)
+        for change in state.changed(kind)
     }
-    for budget in _budgets(moment):
-        run = moment.after.run_by_id.get(budget.run_id)
-        if budget.run_id not in run_ids or run is None or moment.is_deleted(run):
+    for budget in _budgets(state):
+        run = state.after.run_by_id.get(budget.run_id)
+        if budget.run_id not in run_ids or run is None or state.is_deleted(run):
             continue
         taken = sum(
             share.taken
-            for share in moment.after.rows[ShareKey].values()
+            for share in state.after.rows[ShareKey].values()
             if share.run_id == budget.run_id
         )
         if budget.left < 0 or budget.left + taken != budget.cap:
@@ -172,16 +172,16 @@ def a_budget_adds_up_to_its_cap(moment: StateChange) -> Iterator[str]:
             yield f"the budget of run {budget.run_id} does not add up: {figures}"
 
 
-def no_run_spends_above_its_cap(moment: StateChange) -> Iterator[str]:
+def no_run_spends_above_its_cap(state: StateChange) -> Iterator[str]:
     """I65: the gateway bills no run for more than its budget."""
     billed: dict[str, int] = {}
-    for fetch in moment.history.fetches:
+    for fetch in state.history.fetches:
         billed[fetch.run_id] = billed.get(fetch.run_id, 0) + fetch.credits_billed
-    for budget in _budgets(moment):
+    for budget in _budgets(state):
         spent = billed.get(budget.run_id, 0)
         if budget.unit is Unit.CREDITS and spent > budget.cap:
             yield f"run {budget.run_id} was billed {spent} of {budget.cap} credits"
 
 
-def _budgets(moment: StateChange) -> Iterator[Budget]:
-    yield from moment.after.rows[BudgetKey].values()
+def _budgets(state: StateChange) -> Iterator[Budget]:
+    yield from state.after.rows[BudgetKey].values()

@@ -20,53 +20,53 @@ _LIFE_S_MAX = max(limits.LEASE_TTL_S, limits.SCRAPE_DEADLINE_S) + 120.0
 _GIVEN_BACK_S = limits.HEARTBEAT_S + limits.LEASE_TTL_S + 60.0 + 20.0
 
 
-def leases_stay_within_the_cap(moment: StateChange) -> Iterator[str]:
+def leases_stay_within_the_cap(state: StateChange) -> Iterator[str]:
     """I29: a job never has more live leases than its `max_inflight`."""
-    capped = [lease.job_id for lease in moment.after.leases if lease.is_capped]
+    capped = [lease.job_id for lease in state.after.leases if lease.is_capped]
     for job_id, count in sorted(Counter(capped).items()):
-        job = moment.after.jobs.get((job_id,))
+        job = state.after.jobs.get((job_id,))
         if job is not None and count > job.max_inflight:
             yield f"job {job_id} has {count} leases of {job.max_inflight}"
 
 
-def a_lease_is_given_back_by_its_holder(moment: StateChange) -> Iterator[str]:
+def a_lease_is_given_back_by_its_holder(state: StateChange) -> Iterator[str]:
     """I30: a live lease is removed only by its holder. Two exceptions look alike and are not
     reported: a process whose clock is ahead may take an expired place and leave it before the next
     snapshot; and a process whose clock was put back renews its lease to an end in the past."""
-    if not moment.history.sees_leases:
+    if not state.history.sees_leases:
         return
-    places = {_place(lease) for lease in moment.after.leases}
-    for lease in moment.before.leases:
-        job = moment.after.jobs.get((lease.job_id,))
+    places = {_place(lease) for lease in state.after.leases}
+    for lease in state.before.leases:
+        job = state.after.jobs.get((lease.job_id,))
         is_gone = bool(lease.name) and _place(lease) not in places
         if not is_gone or job is None or job.status is JobStatus.DELETED:
             continue
-        if lease.expires_at > moment.after.now and lease.name not in moment.history.released:
-            yield f"somebody gave back a lease of run {lease.run_id} that was not theirs"
+        if lease.expires_at > state.after.now and lease.name not in state.history.released:
+            yield f"a live lease of run {lease.run_id} was not removed by its holder"
 
 
 def _place(lease: Lease) -> str:
     return lease.name.rpartition("#")[0]
 
 
-def an_ended_run_holds_nothing(moment: StateChange) -> Iterator[str]:
+def an_ended_run_holds_nothing(state: StateChange) -> Iterator[str]:
     """I31: once faults are over, the leases of a run are given back soon after its end. Leases of
     dead processes expire, also those whose request was still in progress (seed 597). A worker that
     learns late of the end may take a lease for a moment (seed 4612). This is not checked where
     clocks step: a process whose clock was ahead took leases that last too long."""
-    at_ease_since = moment.history.at_ease_since or 0.0
-    for lease in () if moment.history.steps_clocks else moment.after.leases:
-        run = moment.after.run_by_id.get(lease.run_id)
-        is_new = lease.expires_at - moment.after.now > limits.LEASE_TTL_S - _MOMENT_S
+    calm_since = state.history.calm_since or 0.0
+    for lease in () if state.history.steps_clocks else state.after.leases:
+        run = state.after.run_by_id.get(lease.run_id)
+        is_new = lease.expires_at - state.after.now > limits.LEASE_TTL_S - _MOMENT_S
         if run is None or run.ended_at is None or is_new:
             continue
-        if moment.after.now - max(run.ended_at, at_ease_since) > _GIVEN_BACK_S:
+        if state.after.now - max(run.ended_at, calm_since) > _GIVEN_BACK_S:
             yield f"a lease of run {lease.run_id} is held, which ended at {run.ended_at:.3f}"
 
 
-def dead_processes_hold_nothing(moment: StateChange) -> Iterator[str]:
+def dead_processes_hold_nothing(state: StateChange) -> Iterator[str]:
     """I31: in the end no lease is left that any process counts."""
-    left = [lease for lease in moment.after.leases if not _is_disregarded(lease, moment.after.now)]
+    left = [lease for lease in state.after.leases if not _is_disregarded(lease, state.after.now)]
     if left:
         yield f"{len(left)} leases are left"
 
@@ -81,10 +81,10 @@ def _is_disregarded(lease: Lease, now: float) -> bool:
 # Claims: which worker may take a task, and under which claim it ended (I15, I17).
 
 
-def a_live_claim_is_left_alone(moment: StateChange) -> Iterator[str]:
+def a_live_claim_is_left_alone(state: StateChange) -> Iterator[str]:
     """I17: a task is taken over only if its claim has expired by the clock of the new worker, or
     ends further ahead than a claim can."""
-    for change in moment.changed(TaskKey):
+    for change in state.changed(TaskKey):
         old, new = change.old, change.new
         if old is None or new is None or old.status is not TaskStatus.PROCESSING:
             continue
@@ -93,12 +93,12 @@ def a_live_claim_is_left_alone(moment: StateChange) -> Iterator[str]:
             continue
         until, now = old.claim_until, new.started_at
         if now <= until and not is_unreal(until, now=now, ttl_s=limits.CLAIM_TTL_S):
-            yield f"task {new.run_id}/{new.task_id} was taken from claim {old.claim}, which lived"
+            yield f"task {new.run_id}/{new.task_id} was taken from claim {old.claim}, still live"
 
 
-def an_end_is_that_of_its_claim(moment: StateChange) -> Iterator[str]:
+def an_attempt_ends_under_its_own_claim(state: StateChange) -> Iterator[str]:
     """I15: the attempt that ended is the one that the current claim started."""
-    for change in moment.changed(TaskKey):
+    for change in state.changed(TaskKey):
         old, new = change.old, change.new
         if old is None or new is None or new.attempts == old.attempts:
             continue

@@ -17,23 +17,23 @@ ONE_REQUEST = 1
 job, run or export."""
 
 
-def no_caller_exceeds_a_quota(moment: StateChange) -> Iterator[str]:
+def no_caller_exceeds_a_quota(state: StateChange) -> Iterator[str]:
     """I57: no caller has more live runs or open jobs, and no run more exports, than its quota and
     one more request allow. Runs that a schedule started are not counted, because no request made
     them. This is checked only in undisturbed worlds: where leases can be lost, two requests may be
     decided at the same time."""
-    limits = moment.history.quotas
-    if not limits or not moment.history.is_undisturbed:
+    limits = state.history.quotas
+    if not limits or not state.history.is_undisturbed:
         return
-    if moment.changed(JobKey):
-        jobs = [job for job in moment.after.jobs.values() if job.status in JOB_VISIBLE]
+    if state.changed(JobKey):
+        jobs = [job for job in state.after.jobs.values() if job.status in JOB_VISIBLE]
         submitted = [job for job in jobs if job.type is not JobType.SCHEDULED]
         live = Counter(job.caller for job in submitted if job.active_run_id is not None)
         yield from _exceeding(limits, Quota.LIVE_RUNS, live)
         is_open = Counter(job.caller for job in jobs if job.status is JobStatus.OPEN)
         yield from _exceeding(limits, Quota.OPEN_JOBS, is_open)
-    if moment.changed(ExportKey):
-        exports = Counter(export.run_id for export in moment.after.exports.values())
+    if state.changed(ExportKey):
+        exports = Counter(export.run_id for export in state.after.exports.values())
         yield from _exceeding(limits, Quota.EXPORTS_PER_RUN, exports)
 
 

@@ -57,7 +57,7 @@ class Capacity:
     def take_writes(self, units: Units) -> str | None:
         """Takes all units, or none and returns the reason: ProvisionedThroughputExceeded or
         ThrottlingError."""
-        limits = self.fault_source.pessimism.dynamodb.capacity
+        limits = self.fault_source.service_rates.dynamodb.capacity
         refusal = self._shut(units)
         if refusal is not None or limits is None:
             return refusal
@@ -67,7 +67,7 @@ class Capacity:
         return refusal
 
     def take_reads(self, units: Units) -> str | None:
-        limits = self.fault_source.pessimism.dynamodb.capacity
+        limits = self.fault_source.service_rates.dynamodb.capacity
         refusal = self._shut(units)
         if refusal is not None or limits is None:
             return refusal
@@ -76,14 +76,14 @@ class Capacity:
     def _shut(self, units: Units) -> str | None:
         """The reason to throttle, if one of the partitions is in a randomly drawn period of
         throttling."""
-        faults = self.fault_source.pessimism.dynamodb
+        faults = self.fault_source.service_rates.dynamodb
         if not faults.throttled_shard_rate:
             return None
         now = self.now()
         for partition in units:
             if self._shut_until.get(partition, 0.0) > now:
                 return "ProvisionedThroughputExceeded"
-            if self.fault_source.strikes("dynamodb.throttled_shard", faults.throttled_shard_rate):
+            if self.fault_source.occurs("dynamodb.throttled_shard", faults.throttled_shard_rate):
                 shut_s = self.fault_source.seconds(faults.throttled_shard_s)
                 self._shut_until[partition] = now + shut_s
                 return "ProvisionedThroughputExceeded"

@@ -42,7 +42,7 @@ Params = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _KeyRange:
     """The requested range of a partition: from `first` inclusive to `end` exclusive, and its
     direction."""
 
@@ -72,7 +72,7 @@ def query(table: Table, capacity: Capacity, params: Params) -> dict[str, Any]:
     )
     text = params.get("FilterExpression")
     condition = None if text is None else expressions.condition(text)
-    key_range = _asked(
+    key_range = _find_range(
         table, index, params, bound, _NO_MARKS if condition is None else condition.marks
     )
     page = _scanned(
@@ -100,7 +100,7 @@ def query(table: Table, capacity: Capacity, params: Params) -> dict[str, Any]:
 def _scanned(
     table: Table,
     index: Index | None,
-    key_range: _Asked,
+    key_range: _KeyRange,
     params: Params,
     is_kept: Callable[[Item], bool],
 ) -> _Page:
@@ -119,17 +119,15 @@ def _scanned(
     return page
 
 
-def seen(table: Table, key: Key, *, is_consistent: bool) -> Row | None:
+def read_row(table: Table, key: Key, *, is_consistent: bool) -> Row | None:
     """The row. A read that is not consistent may get an older version of it."""
     partition = table.partitions.get(key[0])
     if partition is None:
         return None
-    faults = table.fault_source.pessimism.dynamodb
+    faults = table.fault_source.service_rates.dynamodb
     sort = (key[1],)
     is_stale = not is_consistent and sort in partition.past
-    if not is_stale or not table.fault_source.strikes(
-        "dynamodb.stale_read", faults.stale_read_rate
-    ):
+    if not is_stale or not table.fault_source.occurs("dynamodb.stale_read", faults.stale_read_rate):
         return partition.rows.get(sort)
     return partition.as_of(
         sort, table.now() - table.fault_source.seconds((0.0, faults.stale_read_s))
@@ -157,9 +155,9 @@ def _index(table: Table, params: Params) -> Index | None:
     return table.indexes[name]
 
 
-def _asked(
+def _find_range(
     table: Table, index: Index | None, params: Params, bound: Bound, filter_marks: frozenset[str]
-) -> _Asked:
+) -> _KeyRange:
     condition = expressions.key_condition(params["KeyConditionExpression"])
     text = params.get("ProjectionExpression")
     projection_marks = _NO_MARKS if text is None else expressions.projection(text)[1]
@@ -178,7 +176,7 @@ def _asked(
     if not partition:
         raise invalid("One or more parameter values are not valid: an empty string in a key")
     is_descending = not params.get("ScanIndexForward", True)
-    return _Asked(partition, (first,), (end,), is_descending)
+    return _KeyRange(partition, (first,), (end,), is_descending)
 
 
 def _bounds(sign: str, operands: list[str]) -> tuple[str, str]:
@@ -203,7 +201,7 @@ def _bounds(sign: str, operands: list[str]) -> tuple[str, str]:
 
 
 def _rows(
-    table: Table, partition: Partition, key_range: _Asked, params: Params
+    table: Table, partition: Partition, key_range: _KeyRange, params: Params
 ) -> Iterator[tuple[Sort, Row]]:
     first, end = key_range.first, key_range.end
     if "ExclusiveStartKey" in params:
@@ -219,7 +217,7 @@ def _rows(
 
 
 def _perhaps_stale(
-    table: Table, partition: Partition, key_range: _Asked, first: Sort, end: Sort
+    table: Table, partition: Partition, key_range: _KeyRange, first: Sort, end: Sort
 ) -> Iterator[tuple[Sort, Row]]:
     """The rows of a read that is not consistent: older versions, and rows that were removed, may
     appear."""
@@ -230,7 +228,7 @@ def _perhaps_stale(
     ]
     there = partition.between(first, end, is_descending=False)
     for sort in sorted([*there, *gone], reverse=key_range.is_descending):
-        row = seen(table, (key_range.partition, sort[0]), is_consistent=False)
+        row = read_row(table, (key_range.partition, sort[0]), is_consistent=False)
         if row is not None:
             yield sort, row
 
@@ -242,8 +240,8 @@ def _scanned_max(table: Table, params: Params) -> int:
     if limit is not None and limit < 1:
         raise invalid("Limit must be at least 1")
     most = int(limit) if limit is not None else 1 << 60
-    rate = table.fault_source.pessimism.dynamodb.short_page_rate
-    if table.fault_source.strikes("dynamodb.short_page", rate):
+    rate = table.fault_source.service_rates.dynamodb.short_page_rate
+    if table.fault_source.occurs("dynamodb.short_page", rate):
         return table.fault_source.below(min(most, 8))
     return most
 
@@ -263,7 +261,7 @@ def _place(table: Table, index: Index | None, partition: str, sort: Sort) -> Ite
     return at | table.key_item((sort[1], sort[2]))
 
 
-def _before(table: Table, index: Index | None, key_range: _Asked) -> Item:
+def _before(table: Table, index: Index | None, key_range: _KeyRange) -> Item:
     """A key before the first one: the page ended before it read any row."""
     edge = _ABOVE_ALL if key_range.is_descending else _BELOW_ALL
     return _place(table, index, key_range.partition, (edge, edge, edge))

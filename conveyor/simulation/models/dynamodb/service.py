@@ -59,7 +59,7 @@ class DynamoModel:
     _capacities: dict[str, Capacity] = field(default_factory=dict)
     _transactions: Transactions = field(init=False)
     _statements: Statements = field(init=False)
-    _doers: dict[str, Callable[[Params], Answer]] = field(init=False)
+    _handlers: dict[str, Callable[[Params], Answer]] = field(init=False)
 
     def __post_init__(self) -> None:
         self._transactions = Transactions(self.fault_source, self.now, self.table, self.capacity)
@@ -67,7 +67,7 @@ class DynamoModel:
         self._statements = Statements(
             self.table, self.capacity, self._transactions.is_held, is_left
         )
-        self._doers = {
+        self._handlers = {
             "GetItem": self._get,
             "PutItem": lambda params: self._write("Put", params),
             "UpdateItem": lambda params: self._write("Update", params),
@@ -83,12 +83,12 @@ class DynamoModel:
         if operation == "Query":
             table = self.table(params["TableName"])
             return queries.query(table, self.capacity(params["TableName"]), params)
-        doer = self._doers.get(operation)
-        if doer is None:
+        handler = self._handlers.get(operation)
+        if handler is None:
             return control.do(self.tables, self.fault_source, self.now, operation, params)
         if operation in _KNOWN:
             check_known(operation, params, _KNOWN[operation])
-        return doer(params)
+        return handler(params)
 
     def table(self, name: str) -> Table:
         table = self.tables.get(name)
@@ -107,7 +107,7 @@ class DynamoModel:
         table = self.table(params["TableName"])
         key = table.key_of(params["Key"])
         is_consistent = bool(params.get("ConsistentRead"))
-        row = queries.seen(table, key, is_consistent=is_consistent)
+        row = queries.read_row(table, key, is_consistent=is_consistent)
         units = read_units(0 if row is None else row.size_bytes, is_consistent=is_consistent)
         refusal = self.capacity(params["TableName"]).take_reads({(TABLE, key[0]): units})
         if refusal is not None:
@@ -151,7 +151,7 @@ class DynamoModel:
             _refuse_twice(keys)
             is_consistent = bool(request.get("ConsistentRead"))
             for key in keys:
-                row = queries.seen(table, key, is_consistent=is_consistent)
+                row = queries.read_row(table, key, is_consistent=is_consistent)
                 row_bytes = 0 if row is None else row.size_bytes
                 units = read_units(row_bytes, is_consistent=is_consistent)
                 is_over = size_bytes + row_bytes > ANSWER_BYTES_MAX
@@ -197,8 +197,8 @@ class DynamoModel:
         return consumed(params, units, {"Responses": answers})
 
     def _leaves(self, what: str) -> bool:
-        rate = self.fault_source.pessimism.dynamodb.unprocessed_rate
-        return self.fault_source.strikes(f"dynamodb.unprocessed_{what}", rate)
+        rate = self.fault_source.service_rates.dynamodb.unprocessed_rate
+        return self.fault_source.occurs(f"dynamodb.unprocessed_{what}", rate)
 
 
 def consumed(params: Params, units: float, answer: Answer) -> Answer:

@@ -118,7 +118,7 @@ class Table:
     def put(self, key: Key, row: Row | None) -> None:
         """Writes the row, or removes it if `row` is None."""
         old, partition, sort = self.get(key), self.partition(key[0]), (key[1],)
-        faults = self.fault_source.pessimism.dynamodb
+        faults = self.fault_source.service_rates.dynamodb
         if faults.stale_read_rate:
             partition.remember(sort, self.now(), faults.stale_read_s)
         partition.put(sort, row)
@@ -145,8 +145,8 @@ class Table:
             self._expire(heappop(self._expiring)[2], now)
 
     def _tell(self, index: Index, key: Key, old: Row | None, new: Row | None) -> None:
-        faults = self.fault_source.pessimism.dynamodb
-        is_late = self.fault_source.strikes("dynamodb.late_index", faults.late_index_rate)
+        faults = self.fault_source.service_rates.dynamodb
+        is_late = self.fault_source.occurs("dynamodb.late_index", faults.late_index_rate)
         if not is_late and key not in index.late:
             index.show(key, old, new)
             return
@@ -163,10 +163,10 @@ class Table:
         if at is None or key in self._expires_at:
             return
         self._expires_at[key] = at
-        faults = self.fault_source.pessimism.dynamodb
-        if self.fault_source.strikes("dynamodb.never_expires", faults.never_expires_rate):
+        faults = self.fault_source.service_rates.dynamodb
+        if self.fault_source.occurs("dynamodb.never_expires", faults.never_expires_rate):
             return
-        if self.fault_source.strikes("dynamodb.late_expiry", faults.late_expiry_rate):
+        if self.fault_source.occurs("dynamodb.late_expiry", faults.late_expiry_rate):
             at += self.fault_source.seconds(faults.late_expiry_s)
         self._number += 1
         heappush(self._expiring, (at, self._number, key))

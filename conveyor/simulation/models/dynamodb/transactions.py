@@ -123,8 +123,8 @@ class Transactions:
             raise AwsError(
                 "IdempotentParameterMismatchException", "the token was used for something else"
             )
-        rate = self.fault_source.pessimism.dynamodb.in_progress_rate
-        if self.fault_source.strikes("dynamodb.in_progress", rate):
+        rate = self.fault_source.service_rates.dynamodb.in_progress_rate
+        if self.fault_source.occurs("dynamodb.in_progress", rate):
             raise AwsError("TransactionInProgressException", "the same request is in progress")
         return True
 
@@ -133,8 +133,8 @@ class Transactions:
         for number, (table, key) in enumerate(places):
             if self.is_held(table, key):
                 reasons[number] = _CONFLICT
-        if self.fault_source.strikes(
-            "dynamodb.conflict", self.fault_source.pessimism.dynamodb.conflict_rate
+        if self.fault_source.occurs(
+            "dynamodb.conflict", self.fault_source.service_rates.dynamodb.conflict_rate
         ):
             reasons[self.fault_source.below(len(reasons))] = _CONFLICT
         _cancel(reasons)
@@ -156,7 +156,7 @@ class Transactions:
         return {name: sum(units.values()) for name, units in units_by_table.items()}
 
     def _hold(self, places: Sequence[Spot]) -> None:
-        most_s = self.fault_source.pessimism.dynamodb.conflict_s
+        most_s = self.fault_source.service_rates.dynamodb.conflict_s
         if most_s:
             until = self.now() + self.fault_source.seconds((0.0, most_s))
             self._held.update(dict.fromkeys(places, until))

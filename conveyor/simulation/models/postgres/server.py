@@ -114,7 +114,7 @@ class Server:
     tables: dict[str, dict[tuple[Any, ...], Row]] = field(default_factory=dict)
     holders: dict[Address, Session] = field(default_factory=dict)
     newest_number: int = 0
-    fired: dict[str, int] = field(default_factory=dict)
+    fault_counts: dict[str, int] = field(default_factory=dict)
     _waiting: dict[Session, Session] = field(default_factory=dict)
     _released: trio.Event = field(default_factory=trio.Event)
     _sessions: set[Session] = field(default_factory=set)
@@ -203,20 +203,20 @@ class Server:
 
     def _disturb(self, session: Session, statements: Sequence[Statement]) -> None:
         faults = self.faults
-        if self._strikes("crash", faults.crash):
+        if self._occurs("crash", faults.crash):
             self.crash()
-        elif self._strikes("cut", faults.cut):
+        elif self._occurs("cut", faults.cut):
             self.close(session)
         if session.is_lost:
             raise OperationalError("the server closed the connection")
-        if self._strikes("statement_timeout", faults.statement_timeout):
+        if self._occurs("statement_timeout", faults.statement_timeout):
             self._refuse(session, STATEMENT_TIMEOUT)
         # Only a transaction of several statements can conflict with another one.
         if not session.is_open and BEGIN not in statements:
             return
-        if self._strikes("serialization", faults.serialization):
+        if self._occurs("serialization", faults.serialization):
             self._refuse(session, SERIALIZATION)
-        if self._strikes("deadlock", faults.deadlock):
+        if self._occurs("deadlock", faults.deadlock):
             self._refuse(session, DEADLOCK)
 
     def _refuse(self, session: Session, sqlstate: str) -> None:
@@ -224,7 +224,7 @@ class Server:
         raise server_error(sqlstate)
 
     def _commit_or_lose(self, session: Session) -> None:
-        if not self._strikes("lost_commit", self.faults.lost_commit):
+        if not self._occurs("lost_commit", self.faults.lost_commit):
             self._commit(session)
             return
         if self.random.random() < 0.5:
@@ -267,11 +267,11 @@ class Server:
             holder = self._waiting.get(holder)
         return holder is session
 
-    def _strikes(self, name: str, rate: float) -> bool:
-        strikes = rate > 0 and self.random.random() < rate
-        if strikes:
-            self.fired[name] = self.fired.get(name, 0) + 1
-        return strikes
+    def _occurs(self, name: str, rate: float) -> bool:
+        occurs = rate > 0 and self.random.random() < rate
+        if occurs:
+            self.fault_counts[name] = self.fault_counts.get(name, 0) + 1
+        return occurs
 
     async def _delay(self) -> None:
         if self.latency_s:

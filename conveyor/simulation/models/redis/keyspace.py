@@ -19,14 +19,14 @@ class Keyspace:
     now: Callable[[], float]
     kept_s: float
     values: dict[str, Value] = field(default_factory=dict)
-    dies_at: dict[str, float] = field(default_factory=dict)
+    expires_at: dict[str, float] = field(default_factory=dict)
     undo: deque[tuple[float, str, Value | None, float | None]] = field(default_factory=deque)
 
     def call(self, name: str, *args: str) -> Reply:
         command = _COMMANDS.get(name)
         if command is None:
             raise NotImplementedError(f"the Redis command {name}")
-        if args and self.dies_at.get(args[0], self.now() + 1) <= self.now():
+        if args and self.expires_at.get(args[0], self.now() + 1) <= self.now():
             self.forget(args[0])
         if name not in _READS:
             self._note(args[0])
@@ -34,23 +34,23 @@ class Keyspace:
 
     def forget(self, key: str) -> None:
         self.values.pop(key, None)
-        self.dies_at.pop(key, None)
+        self.expires_at.pop(key, None)
 
-    def take_back(self, lost_s: float) -> None:
+    def lose_last_writes(self, lost_s: float) -> None:
         """Undoes the writes of the last `lost_s` seconds: a replica that did not receive them
         became the primary."""
         since = self.now() - lost_s
         while self.undo and self.undo[-1][0] > since:
-            _, key, value, dies_at = self.undo.pop()
+            _, key, value, expires_at = self.undo.pop()
             self.forget(key)
             if value is not None:
                 self.values[key] = value
-            if dies_at is not None:
-                self.dies_at[key] = dies_at
+            if expires_at is not None:
+                self.expires_at[key] = expires_at
 
     def copy(self) -> Keyspace:
         values = {key: _copied(value) for key, value in self.values.items()}
-        return Keyspace(self.now, self.kept_s, values, dict(self.dies_at), deque(self.undo))
+        return Keyspace(self.now, self.kept_s, values, dict(self.expires_at), deque(self.undo))
 
     def inside(self, key: str) -> dict[str, Any]:
         """The scores of a sorted set by member, or the fields of a hash."""
@@ -69,7 +69,7 @@ class Keyspace:
         while self.undo and self.undo[0][0] < now - self.kept_s:
             self.undo.popleft()
         copy = None if value is None else _copied(value)
-        self.undo.append((now, key, copy, self.dies_at.get(key)))
+        self.undo.append((now, key, copy, self.expires_at.get(key)))
 
 
 def _copied(value: Value) -> Value:
@@ -84,14 +84,14 @@ def _time(space: Keyspace) -> Reply:
 def _pttl(space: Keyspace, key: str) -> Reply:
     if key not in space.values:
         return -2
-    dies_at = space.dies_at.get(key)
-    return -1 if dies_at is None else int((dies_at - space.now()) * 1000)
+    expires_at = space.expires_at.get(key)
+    return -1 if expires_at is None else int((expires_at - space.now()) * 1000)
 
 
 def _pexpire(space: Keyspace, key: str, ms: str) -> Reply:
     if key not in space.values:
         return 0
-    space.dies_at[key] = space.now() + int(ms) / 1000
+    space.expires_at[key] = space.now() + int(ms) / 1000
     return 1
 
 
@@ -104,7 +104,7 @@ def _get(space: Keyspace, key: str) -> Reply:
 def _set(space: Keyspace, key: str, text: str, px: str, ms: str) -> Reply:
     assert px == "PX"
     space.values[key] = text
-    space.dies_at[key] = space.now() + int(ms) / 1000
+    space.expires_at[key] = space.now() + int(ms) / 1000
     return "OK"
 
 

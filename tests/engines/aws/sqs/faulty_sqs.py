@@ -54,14 +54,14 @@ class SpoiltSqs:
             self.unseen -= 1
             raise AwsError("QueueDoesNotExist", "no such queue")
         if operation == "ReceiveMessage":
-            self.model.fault_source.pessimism = self._mood()
+            self.model.fault_source.service_rates = self._mood()
         refused: list[Answer] = []
         if "Entries" in params:
             params, refused = self._shortened(params)
         if params.get("Entries") == []:
             return {"Successful": [], "Failed": refused}
         answer = await self.model.call(service, operation, params, deadline_s=deadline_s)
-        self.model.fault_source.pessimism = CALM
+        self.model.fault_source.service_rates = CALM
         if operation == "ReceiveMessage":
             self.after_receive()
         return {**answer, "Failed": [*answer["Failed"], *refused]} if refused else answer

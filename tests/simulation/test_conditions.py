@@ -76,7 +76,7 @@ async def test_an_outage_affects_every_key_until_faults_are_switched_off() -> No
     assert refused is not None
     assert refused.status >= 500
 
-    gateway.faults.calm_down()
+    gateway.faults.stop_faults()
 
     assert gateway.refuse(a_request()) is None
 
@@ -144,8 +144,8 @@ def test_an_unsynced_directory_is_lost_with_its_content(tmp_path: Path) -> None:
 
 def test_some_seeds_draw_neighbours_and_the_others_are_unchanged() -> None:
     drawn = [draw(seed) for seed in range(200)]
-    with_some = [options for options in drawn if options.neighbours != type(options.neighbours)()]
+    with_some = [options for options in drawn if options.conditions != type(options.conditions)()]
 
     assert 40 < len(with_some) < 120
-    assert any(options.neighbours.is_orderly for options in with_some)
-    assert all(options.has_gateway for options in drawn if options.neighbours.gateway_plan)
+    assert any(options.conditions.is_isolated for options in with_some)
+    assert all(options.has_gateway for options in drawn if options.conditions.gateway_plan)

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from conveyor.simulation.profiles import spared
+from conveyor.simulation.profiles import without_internal_faults
 
 if TYPE_CHECKING:
     from conveyor.simulation.options import Options
 
-SHARE = 0.4
-ORDERLY = 0.6
-SECOND = 0.3
-ORDERLY_S = 60.0
+CONDITIONS_SHARE = 0.4
+ISOLATED_SHARE = 0.6
+SECOND_CONDITION_SHARE = 0.3
+ISOLATED_S = 60.0
 """Without other faults clients make fast progress: a short time is as much work as elsewhere."""
 
 SLOTS = 50
@@ -33,12 +33,12 @@ HOUR_S, DAY_S = 3600.0, 86_400.0
 LEAPS_S = (HOUR_S, DAY_S, 40 * DAY_S)
 
 
-class Neighbours(msgspec.Struct, frozen=True, kw_only=True):
+class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     """Each `..._every_s` is the mean time between two events, 0 for none. `gateway_plan` is the
     number of concurrent calls that the gateway allows a key; 0 if it states no limit. `poisons` are
     the kinds of input that crash their handler, `hostile` is what the hostile caller does, `quotas`
     are those of each caller. `shortage_rate` is the probability that a fetch finds no file
-    descriptor. `is_orderly` means that nothing else happens to engines, processes and clocks."""
+    descriptor. `is_isolated` means that nothing else happens to engines, processes and clocks."""
 
     storage_outage_every_s: float = 0.0
     gateway_outage_every_s: float = 0.0
@@ -50,12 +50,12 @@ class Neighbours(msgspec.Struct, frozen=True, kw_only=True):
     hostile: str = ""
     quotas: dict[str, int] = {}
     shortage_rate: float = 0.0
-    is_orderly: bool = False
+    is_isolated: bool = False
 
     @property
     def measures_fairness(self) -> bool:
         """Whether only a hostile caller can delay the jobs of others."""
-        alone = Neighbours(hostile=self.hostile, quotas=self.quotas, is_orderly=True)
+        alone = Conditions(hostile=self.hostile, quotas=self.quotas, is_isolated=True)
         return bool(self.hostile) and self == alone
 
 
@@ -83,36 +83,37 @@ KINDS = (
 )
 _OF_GATEWAYS = frozenset({"gateway_outage", "plan", "lies"})
 # These conditions affect the process or its engine, so the world is not free of internal faults.
-_INSIDE = frozenset({"storage", "leap", "power", "poison", "shortage"})
+_INTERNAL = frozenset({"storage", "leap", "power", "poison", "shortage"})
 
 
-def with_neighbours(options: Options) -> Options:
+def with_conditions(options: Options) -> Options:
     """Draws the special conditions of a world from a random stream of their own."""
+    # The name of a stream decides what it draws: another name would change every recorded world.
     random = Random(f"neighbours {options.seed}")
-    if random.random() >= SHARE:
+    if random.random() >= CONDITIONS_SHARE:
         return options
     kinds = {random.choice(KINDS)}
-    if random.random() < SECOND:
+    if random.random() < SECOND_CONDITION_SHARE:
         kinds.add(random.choice(KINDS))
     has_gateway = options.has_gateway or bool(kinds & _OF_GATEWAYS) or random.random() < 0.5
-    is_orderly = random.random() < ORDERLY
-    neighbours = _draw(random, kinds, is_orderly=is_orderly or options.is_spared)
-    if is_orderly:
-        options = spared(options)
-    measures = neighbours.measures_fairness
+    is_isolated = random.random() < ISOLATED_SHARE
+    conditions = _draw(random, kinds, is_isolated=is_isolated or options.is_fault_free)
+    if is_isolated:
+        options = without_internal_faults(options)
+    measures = conditions.measures_fairness
     return msgspec.structs.replace(
         options,
-        neighbours=neighbours,
+        conditions=conditions,
         has_gateway=has_gateway,
         concurrency=SLOTS if measures else options.concurrency,
-        is_spared=options.is_spared and not kinds & _INSIDE,
-        safety_s=ORDERLY_S if is_orderly else options.safety_s,
+        is_fault_free=options.is_fault_free and not kinds & _INTERNAL,
+        safety_s=ISOLATED_S if is_isolated else options.safety_s,
     )
 
 
-def _draw(random: Random, kinds: set[str], *, is_orderly: bool) -> Neighbours:
+def _draw(random: Random, kinds: set[str], *, is_isolated: bool) -> Conditions:
     hostile = random.choice(HOSTILE) if "hostile" in kinds else ""
-    return Neighbours(
+    return Conditions(
         storage_outage_every_s=random.choice((20.0, 60.0)) if "storage" in kinds else 0.0,
         gateway_outage_every_s=random.choice((20.0, 60.0)) if "gateway_outage" in kinds else 0.0,
         gateway_plan=random.choice((1, 3, 10)) if kinds & {"plan", "lies"} else 0,
@@ -123,5 +124,5 @@ def _draw(random: Random, kinds: set[str], *, is_orderly: bool) -> Neighbours:
         hostile=hostile,
         quotas=TIGHT if hostile == "over_quotas" else {},
         shortage_rate=random.choice((0.05, 0.3)) if "shortage" in kinds else 0.0,
-        is_orderly=is_orderly,
+        is_isolated=is_isolated,
     )

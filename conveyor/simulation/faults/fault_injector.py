@@ -31,16 +31,16 @@ T = TypeVar("T")
 # A slow call takes this long; some outlast a lease.
 SLOW_S = (1.0, 30.0)
 # The share of calls that take no virtual time, so that many happen at the same instant.
-AT_ONCE = 0.7
+NO_DELAY_SHARE = 0.7
 
 # Calls that happen often and change nothing important: a summary of the trace leaves them out.
 _MINOR = frozenset(
     {"read", "find", "page_tasks", "receive", "count", "list_status", "depth", "put_status", "open"}
 )
 # The calls with which a worker keeps its claims and messages.
-_BEATS = frozenset({"renew", "extend"})
+_HEARTBEATS = frozenset({"renew", "extend"})
 # Calls that change no rows.
-_HARMLESS = _MINOR | {"upload_url", "download_url"}
+_WITHOUT_WRITES = _MINOR | {"upload_url", "download_url"}
 
 
 class Killed(BaseException):
@@ -51,17 +51,17 @@ class InjectedCrash(Exception):
     """An error that no engine may raise: the actor that made the call crashes."""
 
 
-class Poison(InjectedCrash):
+class PoisonedInput(InjectedCrash):
     """The input crashes its handler each time that it is handled."""
 
 
 @dataclass(slots=True, kw_only=True)
-class ProcessFaults:
+class FaultInjector:
     """Injects faults into the calls of one process, from its start to its end.
 
     `scope` contains all tasks of the process. `refusal` makes the error of an engine that does not
-    answer. `is_harsh` is False for engines whose models have call faults of their own; then only
-    outages, crashes and kills are injected here.
+    answer. `has_call_faults` is False for engines whose models have call faults of their own; then
+    only outages, crashes and kills are injected here.
     """
 
     name: str
@@ -69,17 +69,17 @@ class ProcessFaults:
     faults: Faults
     random: Random
     latency_s: float
-    watcher: InvariantMonitor
+    monitor: InvariantMonitor
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     is_dead: bool = False
     resumed: trio.Event | None = None
     refusal: Callable[[str], Exception] = Unavailable
-    is_harsh: bool = True
+    has_call_faults: bool = True
 
     def kill(self, how: Fault) -> None:
         if not self.is_dead:
             self.is_dead = True
-            self.watcher.history.kills_count += 1
+            self.monitor.history.kills_count += 1
             self.trace.note(self.name, "killed", how.value)
             self.scope.cancel(reason="killed")
 
@@ -93,16 +93,20 @@ class ProcessFaults:
             self.resumed = None
             self.trace.note(self.name, "resumed")
 
-    def through(self, port: P, name: str, *, is_harsh: bool | None = None) -> P:
-        """Returns the port with faults injected into each call. `is_harsh` overrides that of the
-        injector for this port."""
-        enter = _through if is_harsh is None else partial(_through, is_harsh=is_harsh)
-        return cast("P", _Guarded(port, name, self, enter))
+    def with_faults(self, port: P, name: str, *, has_call_faults: bool | None = None) -> P:
+        """Returns the port with faults injected into each call. `has_call_faults` overrides that of
+        the injector for this port."""
+        invoke = (
+            _call_with_faults
+            if has_call_faults is None
+            else partial(_call_with_faults, has_call_faults=has_call_faults)
+        )
+        return cast("P", _WrappedPort(port, name, self, invoke))
 
-    def noting(self, port: P, name: str) -> P:
+    def with_trace(self, port: P, name: str) -> P:
         """Returns the port with each call noted in the trace. Its faults are injected below it,
         where it calls its services."""
-        return cast("P", _Guarded(port, name, self, _beside))
+        return cast("P", _WrappedPort(port, name, self, _call_without_faults))
 
     async def call(
         self,
@@ -112,37 +116,37 @@ class ProcessFaults:
         *,
         is_write: bool,
         has_effect: bool = False,
-        is_harsh: bool | None = None,
+        has_call_faults: bool | None = None,
     ) -> T:
         """Performs one call, with the faults of this world before and after it.
 
         `is_write` means that the call may change rows: the monitor then checks them. `has_effect`
         means that it changes something else, so the process may be killed after it.
         """
-        is_harsh = self.is_harsh if is_harsh is None else is_harsh
+        has_call_faults = self.has_call_faults if has_call_faults is None else has_call_faults
         await self._wait()
-        self.watcher.called()
-        if self.faults.strikes(Fault.KILLED_BEFORE):
+        self.monitor.on_call()
+        if self.faults.occurs(Fault.KILLED_BEFORE):
             self._die(Fault.KILLED_BEFORE)
-        before_s, after_s = self._latencies() if is_harsh else (0.0, 0.0)
+        before_s, after_s = self._latencies() if has_call_faults else (0.0, 0.0)
         if before_s:
             await trio.sleep(before_s)
             self.check()
-        if self.faults.is_outage or (is_harsh and self.faults.strikes(Fault.CALL_REFUSED)):
+        if self.faults.is_outage or (has_call_faults and self.faults.occurs(Fault.CALL_REFUSED)):
             self.failed(f"{name}.{method}", "refused by the world")
-            refusal = Unavailable if is_harsh else self.refusal
+            refusal = Unavailable if has_call_faults else self.refusal
             raise refusal(f"{name}.{method}: the engine did not answer")
         self._refuse_storage(name, method)
-        if self.faults.strikes(Fault.ACTOR_CRASHED):
+        if self.faults.occurs(Fault.ACTOR_CRASHED):
             self.failed(f"{name}.{method}", "sabotaged")
-            self.watcher.history.sabotaged_at.append(trio.current_time())
+            self.monitor.history.crash_injected_at.append(trio.current_time())
             raise InjectedCrash(f"{name}.{method}")
-        answer = await self._done(f"{name}.{method}", act)
+        answer = await self._perform(f"{name}.{method}", act)
         if is_write:
-            self.watcher.wrote()
-        if (is_write or has_effect) and self.faults.strikes(Fault.KILLED_AFTER):
+            self.monitor.on_write()
+        if (is_write or has_effect) and self.faults.occurs(Fault.KILLED_AFTER):
             self._die(Fault.KILLED_AFTER)
-        if is_harsh and self.faults.strikes(Fault.ANSWER_LOST):
+        if has_call_faults and self.faults.occurs(Fault.ANSWER_LOST):
             self.failed(f"{name}.{method}", "done, and the answer lost")
             raise Unavailable(f"{name}.{method}: the answer was lost")
         if after_s:
@@ -173,20 +177,20 @@ class ProcessFaults:
             await self.resumed.wait()
             self.check()
 
-    async def _done(self, call: str, act: Callable[[], Awaitable[T]]) -> T:
+    async def _perform(self, call: str, act: Callable[[], Awaitable[T]]) -> T:
         try:
             return await act()
         except Exception as error:
-            if _is_the_worlds(error):
+            if _is_engine_failure(error):
                 self.failed(call, str(error))
             raise
 
     def _latencies(self) -> tuple[float, float]:
         """The delays before the effect of a call, and between the effect and the answer."""
-        if self.faults.strikes(Fault.CALL_SLOW):
+        if self.faults.occurs(Fault.CALL_SLOW):
             long_s, share = self.random.uniform(*SLOW_S), self.random.random()
             return long_s * share, long_s * (1.0 - share)
-        if self.random.random() < AT_ONCE:
+        if self.random.random() < NO_DELAY_SHARE:
             return 0.0, 0.0
         return self.random.uniform(0.0, self.latency_s), 0.0
 
@@ -195,7 +199,7 @@ class ProcessFaults:
         raise Killed
 
 
-def _is_the_worlds(error: Exception) -> bool:
+def _is_engine_failure(error: Exception) -> bool:
     """Whether the error is a failure of the engine rather than an answer, such as a failed
     condition."""
     if isinstance(error, AwsError):
@@ -203,97 +207,109 @@ def _is_the_worlds(error: Exception) -> bool:
     return isinstance(error, NoResponse | Unavailable | OSError)
 
 
-Enter = Callable[[ProcessFaults, str, Callable[[], Awaitable[Any]]], Awaitable[Any]]
+Invoke = Callable[[FaultInjector, str, Callable[[], Awaitable[Any]]], Awaitable[Any]]
 """How a call of a wrapped port reaches the engine."""
 
 
-class _Guarded:
-    def __init__(self, port: object, name: str, life: ProcessFaults, enter: Enter) -> None:
+class _WrappedPort:
+    def __init__(self, port: object, name: str, injector: FaultInjector, invoke: Invoke) -> None:
         self._port = port
         self._name = name
-        self._life = life
-        self._enter = enter
+        self._injector = injector
+        self._invoke = invoke
 
     def __getattr__(self, method: str) -> Any:
         target = getattr(self._port, method)
         if inspect.isasyncgenfunction(target):
-            guarded = _guarded_stream(target, f"{self._name}.{method}", self._life, self._enter)
+            wrapped = _wrap_stream(target, f"{self._name}.{method}", self._injector, self._invoke)
         elif inspect.iscoroutinefunction(target):
-            guarded = _guarded_call(target, f"{self._name}.{method}", self._life, self._enter)
+            wrapped = _wrap_call(target, f"{self._name}.{method}", self._injector, self._invoke)
         else:
-            guarded = target
-        self.__dict__[method] = guarded
-        return guarded
+            wrapped = target
+        self.__dict__[method] = wrapped
+        return wrapped
 
 
-async def _through(
-    life: ProcessFaults,
+async def _call_with_faults(
+    injector: FaultInjector,
     call: str,
     act: Callable[[], Awaitable[T]],
     *,
-    is_harsh: bool | None = None,
+    has_call_faults: bool | None = None,
 ) -> T:
     name, _, method = call.partition(".")
-    is_write = method not in _HARMLESS
-    return await life.call(name, method, act, is_write=is_write, is_harsh=is_harsh)
+    is_write = method not in _WITHOUT_WRITES
+    return await injector.call(
+        name, method, act, is_write=is_write, has_call_faults=has_call_faults
+    )
 
 
-async def _beside(life: ProcessFaults, call: str, act: Callable[[], Awaitable[T]]) -> T:
-    life.check()
+async def _call_without_faults(
+    injector: FaultInjector, call: str, act: Callable[[], Awaitable[T]]
+) -> T:
+    injector.check()
     return await act()
 
 
-def _guarded_call(target: Callable[..., Any], call: str, life: ProcessFaults, enter: Enter) -> Any:
+def _wrap_call(
+    target: Callable[..., Any], call: str, injector: FaultInjector, invoke: Invoke
+) -> Any:
     method = call.partition(".")[2]
 
-    async def guarded(*args: Any, **kwargs: Any) -> Any:
+    async def wrapped(*args: Any, **kwargs: Any) -> Any:
         async def act() -> Any:
             if method == "ack":
                 refs = [(message.ref.run_id, message.ref.task_id) for message in args[0]]
-                life.watcher.acks(Acked(life.name, refs))
+                injector.monitor.on_ack(Acked(injector.name, refs))
             if method == "release":
-                life.watcher.history.released.update(args[0])
-            if method == "receive" and life.is_harsh:
-                answer = await _receive(life, target, args, kwargs)
+                injector.monitor.history.released.update(args[0])
+            if method == "receive" and injector.has_call_faults:
+                answer = await _receive(injector, target, args, kwargs)
             else:
                 answer = await target(*args, **kwargs)
             detail = describe(method, args, answer)
-            life.trace.note(life.name, call, detail, is_minor=method in _MINOR)
+            injector.trace.note(injector.name, call, detail, is_minor=method in _MINOR)
             return answer
 
-        if method in _BEATS and life.faults.strikes(Fault.BEAT_SKIPPED):
-            life.trace.note(life.name, call, "skipped")
+        if method in _HEARTBEATS and injector.faults.occurs(Fault.BEAT_SKIPPED):
+            injector.trace.note(injector.name, call, "skipped")
             raise Unavailable(f"{call}: skipped")
-        return await enter(life, call, act)
+        return await invoke(injector, call, act)
 
-    return guarded
+    return wrapped
 
 
 async def _receive(
-    life: ProcessFaults, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    injector: FaultInjector,
+    target: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> Any:
     """A queue may return nothing although it has messages, return messages too early or too late,
     and deliver a message twice."""
-    if life.faults.strikes(Fault.FALSE_EMPTY):
+    if injector.faults.occurs(Fault.FALSE_EMPTY):
         return []
-    if life.faults.strikes(Fault.EARLY_RETURN):
-        kwargs = {**kwargs, "visibility_s": kwargs["visibility_s"] * life.random.uniform(0.9, 1.1)}
-    if life.faults.strikes(Fault.DUPLICATE_DELIVERY):
+    if injector.faults.occurs(Fault.EARLY_RETURN):
+        kwargs = {
+            **kwargs,
+            "visibility_s": kwargs["visibility_s"] * injector.random.uniform(0.9, 1.1),
+        }
+    if injector.faults.occurs(Fault.DUPLICATE_DELIVERY):
         kwargs = {**kwargs, "visibility_s": 0.0}
     return await target(*args, **kwargs)
 
 
-def _guarded_stream(
-    target: Callable[..., Any], call: str, life: ProcessFaults, enter: Enter
+def _wrap_stream(
+    target: Callable[..., Any], call: str, injector: FaultInjector, invoke: Invoke
 ) -> Any:
-    async def guarded(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+    async def wrapped(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         async with aclosing(target(*args, **kwargs)) as pieces:
             while True:
                 try:
-                    piece = await enter(life, call, lambda: anext(pieces))
+                    piece = await invoke(injector, call, lambda: anext(pieces))
                 except StopAsyncIteration:
                     return
-                life.trace.note(life.name, call, f"{len(piece)} bytes", is_minor=True)
+                injector.trace.note(injector.name, call, f"{len(piece)} bytes", is_minor=True)
                 yield piece
 
-    return guarded
+    return wrapped
