@@ -101,7 +101,7 @@ def print_progress(reports: Iterator[Report], count: int) -> Iterator[Report]:
     """Prints a line now and then: 2,000 seeds take an hour."""
     failed = 0
     for number, report in enumerate(reports, start=1):
-        failed += not report.is_well
+        failed += not report.has_passed
         if number % REPORTED_EVERY == 0:
             click.echo(f"{number:,} of {count:,} seeds, {failed:,} failed", err=True)
         yield report
