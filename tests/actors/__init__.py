@@ -1,1 +1,1 @@
-"""The concrete actors, one file each, over the memory engine and in virtual time."""
+"""The concrete actors, one file each, with the memory engine in virtual time."""

@@ -1,4 +1,4 @@
-"""Faults as wrappers around a real engine: calls that fail before or after they took effect."""
+"""Wrappers around a real engine whose calls fail before or after they take effect."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ P = TypeVar("P")
 
 @dataclass(slots=True)
 class Faults:
-    """`before` and `after`: how many of the next calls of a method fail on which side.
+    """Faults by method. `before` and `after`: how many of the next calls fail before or after they
+    take effect.
 
-    `latency_s`: how long each call of a method takes before it acts. `calls`: how many calls a
-    method has had.
-    """
+    `latency_s`: how long each call takes before it acts. `calls`: how many calls there were."""
 
     before: Counter[str] = field(default_factory=Counter)
     after: Counter[str] = field(default_factory=Counter)
@@ -32,7 +31,7 @@ class Faults:
     latency_s: Mapping[str, float] = field(default_factory=dict)
     calls: Counter[str] = field(default_factory=Counter)
 
-    def strike(self, side: Counter[str], method: str) -> None:
+    def fail_if_due(self, side: Counter[str], method: str) -> None:
         if side[method] > 0:
             side[method] -= 1
             self.fired[method] += 1
@@ -55,17 +54,17 @@ class _Faulty:
 
         async def call(*args: Any, **kwargs: Any) -> Any:
             self._faults.calls[method] += 1
-            self._faults.strike(self._faults.before, method)
+            self._faults.fail_if_due(self._faults.before, method)
             await trio.sleep(self._faults.latency_s.get(method, 0.0))
             answer = await target(*args, **kwargs)
-            self._faults.strike(self._faults.after, method)
+            self._faults.fail_if_due(self._faults.after, method)
             return answer
 
         return call
 
 
 def with_faults(world: World, faults: Faults) -> World:
-    """The world with these faults in every shared port."""
+    """The world with these faults around every shared port."""
     env = replace(
         world.env,
         store=faulty(world.env.store, faults),

@@ -1,4 +1,5 @@
-"""Remote gateways for actor tests: with a plan, with outages, with targets that they fail for."""
+"""Remote gateways for tests of actors: with a limit of concurrent calls, with outages, and with
+targets that always fail."""
 
 from __future__ import annotations
 
@@ -26,8 +27,10 @@ from tests.actors.world import World, a_page, make_world
 
 @dataclass(slots=True)
 class PlanGateway:
-    """Takes `plan` calls at once, tells so in every answer, and refuses the rest. A call that is
-    cut off goes on here until it would have ended. `states` turns what it tells into a lie."""
+    """Accepts `plan` concurrent calls, states the limit in every answer, and refuses other calls.
+
+    A call that is interrupted continues here until it would have ended. `states` replaces the
+    stated limit with a false one."""
 
     plan: int | None = 20
     think_s: float = 0.2
@@ -104,14 +107,14 @@ def a_failure(report: GatewayReport) -> NotScraped:
 
 
 def make_remote_world(gateway: PlanGateway, *, capacity: int = 200) -> World:
-    """A world whose pages are fetched by a gateway elsewhere."""
+    """A world whose pages are fetched by a remote gateway."""
     world = make_world(capacity=capacity)
     env = replace(world.env, config=RuntimeConfig(targets=None))
     return replace(world, env=env, gateway=gateway)  # type: ignore[arg-type]
 
 
 def another_process(world: World, owner: str) -> World:
-    """A second worker on the same engine and the same gateway."""
+    """A second worker with the same engine and the same gateway."""
     other = make_world(capacity=world.limiter.capacity)
     mail = Mailboxes()
     signals = LocalSignals(mail.discovery.address, mail.streamer.address)

@@ -1,4 +1,5 @@
-"""Receivers in virtual time: real requests over socket pairs, no port, no thread, no waiting."""
+"""Webhook receivers in virtual time: real HTTP requests over socket pairs, without ports or
+threads."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ TLS = default_tls()
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class ReceivedRequest:
     """One request as it arrived."""
 
     at: float
@@ -34,14 +35,15 @@ class Heard:
 
 @dataclass(slots=True)
 class Internet:
-    """Every address leads here. The receiver at a path may be down, slow, or fine."""
+    """Every host name leads to these receivers. The receiver at a path may be down, slow or
+    working."""
 
     clock: Clock
     nursery: trio.Nursery
     up_at: dict[str, float] = field(default_factory=dict)
     takes_s: dict[str, float] = field(default_factory=dict)
-    heard: list[Heard] = field(default_factory=list)
-    taken: list[Heard] = field(default_factory=list)
+    heard: list[ReceivedRequest] = field(default_factory=list)
+    taken: list[ReceivedRequest] = field(default_factory=list)
     is_up: bool = True
 
     def notifier(self) -> WebhookNotifier:
@@ -102,8 +104,8 @@ def _is_whole(request: bytes) -> bool:
     )
 
 
-def _parse(request: bytes, now: float) -> Heard:
+def _parse(request: bytes, now: float) -> ReceivedRequest:
     head, _, body = request.partition(b"\r\n\r\n")
     first, *lines = head.decode().split("\r\n")
     headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
-    return Heard(now, first.split(" ")[1], headers, body)
+    return ReceivedRequest(now, first.split(" ")[1], headers, body)

@@ -1,4 +1,4 @@
-"""WorkerProcess: ends with its process, and ends its process with it."""
+"""WorkerProcess: the actor ends with its process, and the process with its actor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import trio.testing
 
 from actors.child_process import ProcessEnded, WorkerProcess
 
-# Ends as a worker does, when its standard input is closed.
+# Like a worker, it ends when its standard input is closed.
 _WORKER = "import pathlib, sys; sys.stdin.read(); pathlib.Path(sys.argv[1]).touch()"
 
 

@@ -1,4 +1,4 @@
-"""A whole worker whose wall clock is set while it works (SPEC.md 4.22)."""
+"""A complete worker while the system clock is set (SPEC.md 4.22)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def test_a_run_whose_clock_is_set_ends_in_time_with_each_page_fetched_once
 
 
 @pytest.mark.parametrize("step_s", STEPS_S)
-async def test_a_long_fetch_survives_a_step_of_the_clock(
+async def test_a_long_fetch_is_not_interrupted_by_a_step_of_the_clock(
     autojump_clock: MockClock, step_s: float
 ) -> None:
     clock = SetClock()
@@ -93,10 +93,10 @@ async def test_a_schedule_triggers_every_minute_while_the_clock_is_set_ahead_and
     assert len(set(fired)) == len(fired)
 
 
-async def test_what_an_api_with_a_clock_that_is_ahead_wrote_does_not_wait_for_that_time(
+async def test_work_written_by_an_api_with_a_clock_that_is_ahead_is_done_on_time(
     autojump_clock: MockClock,
 ) -> None:
-    """Its machine has no worker that would notice when the clock is set right (seed 317)."""
+    """The API's machine has no worker that would notice when its clock is corrected (seed 317)."""
     api_clock = SetClock(offset_s=DAY_S)
     world = without_signals(make_world(clock=SetClock()))
     config = replace(world.env.config, at_once_max=1, sync_tasks_max=1)

@@ -1,4 +1,5 @@
-"""CompletionNotifier over days of virtual time: nothing is lost, nobody is held up."""
+"""CompletionNotifier over days of virtual time: no event is lost, and no receiver delays
+another."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from conveyor.usecases import webhook as hmac_keys
 from conveyor.usecases.context import Context
 from conveyor.usecases.submit.jobs import Accepted
 from tests.actors.faults import has_crashed_actor
-from tests.actors.receivers import Heard, Internet
+from tests.actors.receivers import Internet, ReceivedRequest
 from tests.actors.world import CALLER, SetClock, World, make_world, urls
 from tests.builders import a_job, a_notice, a_ulid, keep
 
@@ -39,7 +40,8 @@ SIGNED = Webhook("http://receiver.test/hook", signature=True)
 
 @asynccontextmanager
 async def notifying(world: World, period_s: float = 1.0) -> AsyncGenerator[Internet, None]:
-    """The notifier at work, with a network of its own. Days pass quickly if it looks seldom."""
+    """Runs the notifier with a network of its own. A long period makes days of virtual time
+    cheap."""
     async with trio.open_nursery() as nursery:
         internet = Internet(world.env.clock, nursery)
         notifier = CompletionNotifier(
@@ -51,7 +53,7 @@ async def notifying(world: World, period_s: float = 1.0) -> AsyncGenerator[Inter
 
 
 async def scrape_all(world: World, internet: Internet, count: int, webhook: Webhook) -> Accepted:
-    """A run that was worked on to its end, by a worker with a notifier of its own."""
+    """A run whose tasks were all fetched by a worker with a notifier of its own."""
     world = replace(world, notifier=internet.notifier())  # type: ignore[arg-type]
     async with world.working():
         accepted = await world.submit(urls(count), webhook=webhook)
@@ -60,12 +62,12 @@ async def scrape_all(world: World, internet: Internet, count: int, webhook: Webh
     return accepted
 
 
-async def told(env: Context, job_id: JobId) -> list[Notice]:
+async def notices_of(env: Context, job_id: JobId) -> list[Notice]:
     return await env.store.find(NoticesOf(job_id=job_id, limit=1000))
 
 
 async def a_backlog(env: Context, url: str, count: int, first: int = 0) -> list[Notice]:
-    """Events of as many runs, all due, for one receiver."""
+    """Events of so many runs, all due, for one receiver."""
     job_id = JobId(a_ulid(first))
     notices = [
         a_notice(
@@ -82,8 +84,10 @@ async def a_backlog(env: Context, url: str, count: int, first: int = 0) -> list[
     return notices
 
 
-async def test_a_receiver_that_is_down_for_a_day_misses_nothing(autojump_clock: MockClock) -> None:
-    """Scraping goes on meanwhile. Two notifiers share the outbox while a worker is there."""
+async def test_a_receiver_that_is_down_for_a_day_gets_every_event(
+    autojump_clock: MockClock,
+) -> None:
+    """Fetches continue meanwhile. Two notifiers share the outbox while a worker runs."""
     world = make_world()
     key = await hmac_keys.rotate(world.env, CALLER, kid=a_ulid(1))
     shared = {key.key.kid: base64.b64encode(key.secret).decode()}
@@ -97,7 +101,9 @@ async def test_a_receiver_that_is_down_for_a_day_misses_nothing(autojump_clock: 
             await trio.sleep(2 * HOUR_S)
         await trio.sleep(10 * HOUR_S)
         rows = [
-            row for submitted in accepted for row in await told(world.env, submitted.job.job_id)
+            row
+            for submitted in accepted
+            for row in await notices_of(world.env, submitted.job.job_id)
         ]
 
     assert {row.status for row in rows} == {NoticeStatus.DELIVERED}
@@ -112,14 +118,14 @@ async def test_a_receiver_that_is_down_for_a_day_misses_nothing(autojump_clock: 
     WebhookEvent.model_validate(json.loads(internet.taken[0].body))
 
 
-def is_signed(heard: Heard, shared: dict[str, str]) -> bool:
-    """As a receiver of the contract checks it, when it arrives."""
+def is_signed(heard: ReceivedRequest, shared: dict[str, str]) -> bool:
+    """Verifies a request as a receiver does when it arrives."""
     header = heard.headers["x-signature"]
     is_ours: bool = verify_webhook_signature(heard.body, header, shared, now=heard.at)
     return is_ours
 
 
-async def test_events_of_a_run_arrive_in_order_however_they_fail(
+async def test_events_of_a_run_arrive_in_order_although_deliveries_fail(
     autojump_clock: MockClock,
 ) -> None:
     world = make_world()
@@ -149,9 +155,9 @@ async def test_a_receiver_that_never_recovers_is_given_up_after_three_days(
         internet.is_up = False
         accepted = await scrape_all(world, internet, 1, Webhook("http://receiver.test/hook"))
         await trio.sleep(limits.WEBHOOK_GIVE_UP_S - HOUR_S)
-        (before,) = await told(world.env, accepted.job.job_id)
+        (before,) = await notices_of(world.env, accepted.job.job_id)
         await trio.sleep(10 * HOUR_S)
-        (after,) = await told(world.env, accepted.job.job_id)
+        (after,) = await notices_of(world.env, accepted.job.job_id)
 
     assert before.status is NoticeStatus.DUE
     assert (after.status, after.last_error) == (
@@ -163,10 +169,10 @@ async def test_a_receiver_that_never_recovers_is_given_up_after_three_days(
 
 
 @pytest.mark.parametrize("step_s", [-40 * 24 * HOUR_S, 40 * 24 * HOUR_S])
-async def test_an_event_whose_clock_is_set_is_attempted_as_often_as_another(
+async def test_an_event_is_attempted_as_often_as_another_if_its_clock_is_set(
     autojump_clock: MockClock, step_s: float
 ) -> None:
-    """The receiver is away for a day, and the clock is set meanwhile."""
+    """The receiver is down for a day, and the clock is set meanwhile."""
     clock = SetClock()
     world = make_world(clock=clock)
     (notice,) = await a_backlog(world.env, "http://receiver.test/hook", 1)
@@ -179,13 +185,13 @@ async def test_an_event_whose_clock_is_set_is_attempted_as_often_as_another(
         await trio.sleep(23 * HOUR_S)
         internet.is_up = True
         await trio.sleep(10 * HOUR_S)
-        (after,) = await told(world.env, notice.job_id)
+        (after,) = await notices_of(world.env, notice.job_id)
 
     assert len(internet.taken) == 1
     assert after.attempts < 2 * len(webhooks.RETRY_SCHEDULE_S)
 
 
-async def test_hundreds_of_events_for_a_dead_receiver_do_not_hold_up_the_others(
+async def test_hundreds_of_events_for_a_dead_receiver_do_not_delay_the_others(
     autojump_clock: MockClock,
 ) -> None:
     world = make_world()
@@ -205,7 +211,7 @@ async def test_hundreds_of_events_for_a_dead_receiver_do_not_hold_up_the_others(
         internet.takes_s["/dead"] = 0.05
         await trio.sleep(HOUR_S)
 
-    # No more than the first four were tried while the others went out.
+    # Only the first four were attempted while the others were delivered.
     assert took_s < 2 * limits.WEBHOOK_TIMEOUT_S
     assert asked_dead < 20
     assert {heard.event_id for heard in internet.taken} == {
@@ -213,7 +219,9 @@ async def test_hundreds_of_events_for_a_dead_receiver_do_not_hold_up_the_others(
     }
 
 
-async def test_a_slow_receiver_gets_its_events_at_its_own_pace(autojump_clock: MockClock) -> None:
+async def test_a_slow_receiver_gets_its_events_at_the_rate_it_can_handle(
+    autojump_clock: MockClock,
+) -> None:
     world = make_world()
     slow = await a_backlog(world.env, "http://slow.test/slow", 150)
     fine = await a_backlog(world.env, "http://fine.test/fine", 50, first=2000)
@@ -229,7 +237,7 @@ async def test_a_slow_receiver_gets_its_events_at_its_own_pace(autojump_clock: M
     assert Counter(heard.path for heard in internet.taken) == {"/fine": 50, "/slow": len(slow)}
 
 
-async def test_a_restart_forgets_nothing_that_was_not_delivered(autojump_clock: MockClock) -> None:
+async def test_undelivered_events_are_delivered_after_a_restart(autojump_clock: MockClock) -> None:
     world = make_world()
     notices = await a_backlog(world.env, "http://receiver.test/hook", 20)
 
@@ -240,7 +248,7 @@ async def test_a_restart_forgets_nothing_that_was_not_delivered(autojump_clock: 
     async with notifying(world) as internet:
         await trio.sleep(2 * limits.WEBHOOK_CLAIM_S)
 
-    # A delivery that was under way at the end is repeated at most once, under the same id.
+    # A delivery under way at the end is repeated at most once, under the same id.
     arrived = {heard.event_id for heard in (*first, *internet.taken)}
     assert arrived == {notice.notice_id for notice in notices}
     assert 0 < len(first) < len(notices)
@@ -282,7 +290,7 @@ async def test_a_receiver_that_is_down_does_not_delay_fetches(autojump_clock: Mo
 
 
 class CrashingNotifier:
-    """Crashes over every notice to one receiver."""
+    """Crashes for every notice to one receiver."""
 
     def __init__(self) -> None:
         self.tried: list[str] = []

@@ -1,4 +1,4 @@
-"""The crawler: works on crawls that are due, a few at once, and outlives crashes and outages."""
+"""The crawler: it advances due crawls, a few at once, and continues after crashes and outages."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def items_of(world: World, crawl: Crawl) -> set[str]:
 EXPECTED = {str(number) for number in range(PAGES + 2)}
 
 
-async def test_many_crawls_are_advanced_together(autojump_clock: MockClock) -> None:
+async def test_many_crawls_are_advanced_concurrently(autojump_clock: MockClock) -> None:
     world = make_world(script=a_site)
     begun = [await started(world, f"site-{number}.example") for number in range(10)]
 
@@ -80,7 +80,7 @@ async def test_many_crawls_are_advanced_together(autojump_clock: MockClock) -> N
     )
 
 
-async def test_a_crawl_goes_on_in_a_worker_that_is_started_again(
+async def test_a_crawl_continues_in_a_worker_that_is_started_again(
     autojump_clock: MockClock,
 ) -> None:
     world = make_world(script=a_site)
@@ -105,12 +105,12 @@ async def test_an_outage_or_a_crash_delays_a_crawl_and_changes_nothing(
     crawl = await started(world)
     calls = 0
 
-    def strikes(*_: Any) -> bool:
+    def fails(*_: Any) -> bool:
         nonlocal calls
         calls += 1
         return calls in {3, 9, 27}
 
-    broken = replace(world, env=_failing(world, error, strikes))
+    broken = replace(world, env=_failing(world, error, fails))
     async with broken.working():
         row = await ended(world, crawl)
 
@@ -128,13 +128,13 @@ async def test_a_crawl_that_always_crashes_its_crawler_fails(autojump_clock: Moc
     assert (row.status, row.error_code) == (CrawlStatus.FAILED, "internal_error")
 
 
-def _failing(world: World, error: Exception, strikes: Callable[..., bool]) -> Any:
-    """Reading links fails, at the calls that `strikes` names."""
+def _failing(world: World, error: Exception, fails: Callable[..., bool]) -> Any:
+    """Reading links fails in the calls for which `fails` returns true."""
 
     class Executor:
         async def run(self, work: Callable[..., Any], *arguments: Any) -> Any:
             await trio.lowlevel.checkpoint()
-            if "_read_bodies" in repr(work) and strikes():
+            if "_read_bodies" in repr(work) and fails():
                 raise error
             return work(*arguments)
 

@@ -1,4 +1,5 @@
-"""CrossProcessSignals: who is notified, and when a teardown over processes is complete."""
+"""CrossProcessSignals: which processes are notified, and when a teardown over processes is
+complete."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from tests.usecases.world import SignalLog, a_world
 
 
 def some_signals(*, local: bool) -> tuple[CrossProcessSignals, list[str]]:
-    """Signals between processes, and a log of the notifications that leave this one."""
+    """Signals between processes, and a log of the messages that this process sends."""
     world, sent = a_world(), list[str]()
 
     async def send(name: str, job_id: JobId, run_id: RunId, tasks: int = 0) -> None:
@@ -38,7 +39,7 @@ def sent_texts(signals: CrossProcessSignals) -> list[str]:
     return [name for name, _ in cast("SignalLog", signals.local).said]
 
 
-async def test_a_changed_run_is_told_to_the_worker_here_and_to_all_others() -> None:
+async def test_a_changed_run_is_signalled_to_the_worker_here_and_to_all_others() -> None:
     signals, sent = some_signals(local=True)
 
     await signals.run_changed(JOB, RUN)
@@ -46,7 +47,7 @@ async def test_a_changed_run_is_told_to_the_worker_here_and_to_all_others() -> N
     assert (sent_texts(signals), sent) == (["run_changed"], ["all"])
 
 
-async def test_a_new_list_is_told_to_one_worker_and_rather_to_the_one_here() -> None:
+async def test_a_new_list_is_signalled_to_one_worker_and_preferably_to_the_one_here() -> None:
     here, sent_from_here = some_signals(local=True)
     without, sent_without = some_signals(local=False)
 
@@ -86,16 +87,16 @@ async def test_a_teardown_is_not_complete_while_leases_are_left_at_its_deadline(
     assert (receipt.complete, receipt.released, receipt.abandoned) == (False, 2, 0)
 
 
-class LostCoordinator:
+class UnavailableCoordinator:
     """A coordinator that does not answer."""
 
     async def count(self, run_id: RunId) -> int:
         raise Unavailable("away")
 
 
-async def test_a_teardown_whose_leases_cannot_be_counted_ends_the_work_nevertheless() -> None:
+async def test_a_teardown_ends_the_work_although_its_leases_cannot_be_counted() -> None:
     signals, sent = some_signals(local=True)
-    lost = replace(signals, coordinator=cast("Coordinator", LostCoordinator()))
+    lost = replace(signals, coordinator=cast("Coordinator", UnavailableCoordinator()))
 
     receipt = await lost.teardown(JOB, RUN, deadline_s=5)
 

@@ -1,4 +1,4 @@
-"""A stored row that cannot be decoded: its task fails, and nothing else comes of it."""
+"""A stored row that cannot be decoded: its task fails, and no other row is affected."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def world(
 
 
 async def spoil(store: Store, key: AnyKey, **fields: str | bytes) -> None:
-    """Overwrites stored fields behind the program's back."""
+    """Overwrites stored fields directly in the store."""
     if isinstance(store, SqliteStore):
         table = TABLES[type(key)]
         sets = ", ".join(f'"{name}" = CAST(? AS TEXT)' for name in fields)
@@ -124,7 +124,7 @@ def has_crashed_actor(caplog: pytest.LogCaptureFixture) -> bool:
     ],
     ids="-".join,
 )
-async def test_a_damaged_task_fails_unfetched_and_its_neighbours_do_not_notice(
+async def test_a_damaged_task_fails_without_a_fetch_and_the_other_tasks_succeed(
     world: World, caplog: pytest.LogCaptureFixture, fields: dict[str, str | bytes]
 ) -> None:
     accepted = await world.submit(urls(40))
@@ -148,7 +148,7 @@ async def test_a_damaged_task_fails_unfetched_and_its_neighbours_do_not_notice(
     assert not has_crashed_actor(caplog)
 
 
-async def test_a_number_that_is_no_number_fails_its_task_only(world: World) -> None:
+async def test_text_in_place_of_a_number_fails_only_its_own_task(world: World) -> None:
     if isinstance(world.env.store, SqliteStore):
         pytest.skip("columns of numbers hold nothing else")
     accepted = await world.submit(urls(10))
@@ -161,7 +161,7 @@ async def test_a_number_that_is_no_number_fails_its_task_only(world: World) -> N
     assert (totals.successful, totals.failed) == (9, 1)
 
 
-async def test_a_row_that_is_damaged_after_its_end_is_shown_with_its_readable_fields(
+async def test_a_row_that_is_damaged_after_its_task_ended_is_shown_with_its_readable_fields(
     world: World,
 ) -> None:
     accepted = await world.submit(urls(5))
@@ -178,7 +178,7 @@ async def test_a_row_that_is_damaged_after_its_end_is_shown_with_its_readable_fi
     assert rows[2].metadata is None
 
 
-async def test_a_damaged_notice_does_not_hold_up_the_others(
+async def test_a_damaged_notice_does_not_delay_the_others(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     hooked = [

@@ -1,4 +1,4 @@
-"""A worker that is asked to end: what is under way ends well, and nothing else is begun."""
+"""A worker that is asked to stop: its work in flight ends, and no other work is begun."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def test_a_drained_worker_has_settled_its_tasks_and_holds_no_lease(
     assert (await world.engine.queue.depth(accepted.run.run_id)).visible == 150
 
 
-async def test_the_rest_of_a_drained_worker_is_fetched_once_by_the_next(
+async def test_the_remaining_tasks_of_a_drained_worker_are_fetched_once_by_the_next(
     autojump_clock: MockClock,
 ) -> None:
     world = make_world(think_s=20.0)

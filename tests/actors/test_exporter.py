@@ -1,4 +1,5 @@
-"""The exporter: takes up what is asked for, a few at once, and outlives crashes and outages."""
+"""The exporter: it processes requested exports, a few at once, and continues after crashes and
+outages."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ async def an_ended_run(world: World) -> Run:
     return run
 
 
-async def asked(env: Context, run: Run) -> Export:
+async def start_export(env: Context, run: Run) -> Export:
     kind = ExportFormat.ZIP
     return await exports.start(env, CALLER, run.job_id, run.run_id, kind, export_id=env.new_id())
 
@@ -41,7 +42,7 @@ async def status_of(env: Context, export: Export) -> ExportStatus | None:
 
 
 class SlowBlobs:
-    """Blobs whose streams take their time; all else is as it was."""
+    """Blobs whose streams take some time; other calls are unchanged."""
 
     def __init__(self, blobs: Blobs, faults: Faults) -> None:
         self.put_stream = faulty(blobs, faults).put_stream
@@ -60,18 +61,18 @@ async def test_every_requested_export_is_made(autojump_clock: MockClock) -> None
     run = await an_ended_run(world)
 
     async with world.working():
-        asked_for = [await asked(world.env, run) for _ in range(7)]
+        asked_for = [await start_export(world.env, run) for _ in range(7)]
         await trio.sleep(10)
 
     statuses = [await status_of(world.env, export) for export in asked_for]
     assert statuses == [ExportStatus.COMPLETED] * 7
 
 
-async def test_no_more_exports_are_made_at_once_than_it_may(autojump_clock: MockClock) -> None:
+async def test_the_number_of_concurrent_exports_is_limited(autojump_clock: MockClock) -> None:
     world = make_world()
     run = await an_ended_run(world)
     for _ in range(6):
-        await asked(world.env, run)
+        await start_export(world.env, run)
     faults = Faults(latency_s={"put_stream": 5.0})
     env = replace(world.env, blobs=SlowBlobs(world.env.blobs, faults))
 
@@ -86,12 +87,12 @@ async def test_no_more_exports_are_made_at_once_than_it_may(autojump_clock: Mock
     assert await exports.due(world.env, limit=10) == []
 
 
-async def test_an_export_that_a_lost_process_had_is_taken_up_when_its_claim_lapses(
+async def test_the_export_of_a_lost_process_is_resumed_when_its_claim_lapses(
     autojump_clock: MockClock,
 ) -> None:
     world = make_world()
     run = await an_ended_run(world)
-    export = await asked(world.env, run)
+    export = await start_export(world.env, run)
     await world.env.commit(progress.take_up(export, now=world.env.now()))
 
     async with world.working():
@@ -106,7 +107,7 @@ async def test_an_export_that_a_lost_process_had_is_taken_up_when_its_claim_laps
 async def test_an_outage_delays_an_export_and_loses_nothing(autojump_clock: MockClock) -> None:
     world = make_world()
     run = await an_ended_run(world)
-    export = await asked(world.env, run)
+    export = await start_export(world.env, run)
     faults = Faults()
     env = replace(world.env, store=faulty(world.env.store, faults))
 
@@ -122,12 +123,12 @@ async def test_an_outage_delays_an_export_and_loses_nothing(autojump_clock: Mock
     assert faults.fired["find"] == faults.fired["commit"] == 4
 
 
-async def test_expired_exports_and_results_are_removed_by_themselves(
+async def test_the_exporter_removes_expired_exports_and_results(
     autojump_clock: MockClock,
 ) -> None:
     world = make_world()
     run = await an_ended_run(world)
-    export = await asked(world.env, run)
+    export = await start_export(world.env, run)
     soon = world.env.now() + 30
     await world.env.commit(a_change(update(export, expires_at=soon)))
     await world.env.commit(a_change(update(run, expires_at=soon, sweep_at=soon)))
@@ -141,7 +142,7 @@ async def test_expired_exports_and_results_are_removed_by_themselves(
     assert await world.env.blobs.delete_prefix(f"jobs/{run.job_id}") == 0
 
 
-async def test_a_callers_large_exports_do_not_hold_up_anothers(autojump_clock: MockClock) -> None:
+async def test_large_exports_of_one_caller_do_not_delay_anothers(autojump_clock: MockClock) -> None:
     world = make_world()
     run = await an_ended_run(world)
     other = CallerId("other")
@@ -151,7 +152,7 @@ async def test_a_callers_large_exports_do_not_hold_up_anothers(autojump_clock: M
         world.env, blobs=SlowBlobs(world.env.blobs, Faults(latency_s={"put_stream": 1_000.0}))
     )
     for _ in range(8):
-        await asked(slow, run)
+        await start_export(slow, run)
     hoarder = Exporter(env=slow)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(hoarder.run)

@@ -1,4 +1,5 @@
-"""LeaseHeartbeater: what it keeps alive stays, what it loses is cancelled."""
+"""LeaseHeartbeater: held work keeps its lease, message and claim, and work that lost one of them is
+cancelled."""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ async def beating(world: World) -> AsyncGenerator[Address[HeartbeaterMessage], N
         nursery.cancel_scope.cancel()
 
 
-async def work_in_hand(world: World) -> tuple[LeaseId, Message, Task]:
-    """One task, received, leased and claimed."""
+async def held_work(world: World) -> tuple[LeaseId, Message, Task]:
+    """One task that was received, leased and claimed."""
     accepted = await world.submit(urls(1))
     run = accepted.run
     (lease_id,) = await world.env.coordinator.acquire(
@@ -53,7 +54,7 @@ async def test_held_work_keeps_lease_message_and_claim_for_hours(
     autojump_clock: MockClock,
 ) -> None:
     world = make_world()
-    lease_id, message, task = await work_in_hand(world)
+    lease_id, message, task = await held_work(world)
 
     async with beating(world) as heartbeater:
         with trio.CancelScope() as work:
@@ -67,7 +68,7 @@ async def test_held_work_keeps_lease_message_and_claim_for_hours(
 
 async def test_work_that_lost_its_lease_is_cancelled(autojump_clock: MockClock) -> None:
     world = make_world()
-    lease_id, message, task = await work_in_hand(world)
+    lease_id, message, task = await held_work(world)
 
     async with beating(world) as heartbeater:
         with trio.move_on_after(100) as work:
@@ -82,7 +83,7 @@ async def test_work_is_cancelled_when_its_message_was_redelivered_elsewhere(
     autojump_clock: MockClock,
 ) -> None:
     world = make_world()
-    lease_id, message, task = await work_in_hand(world)
+    lease_id, message, task = await held_work(world)
 
     async with beating(world) as heartbeater:
         with trio.move_on_after(100) as work:
@@ -96,7 +97,7 @@ async def test_work_is_cancelled_when_its_message_was_redelivered_elsewhere(
 
 async def test_work_whose_claim_was_taken_over_is_cancelled(autojump_clock: MockClock) -> None:
     world = make_world()
-    lease_id, message, task = await work_in_hand(world)
+    lease_id, message, task = await held_work(world)
 
     async with beating(world) as heartbeater:
         with trio.move_on_after(100) as work:
@@ -110,7 +111,7 @@ async def test_work_whose_claim_was_taken_over_is_cancelled(autojump_clock: Mock
 
 async def test_released_work_is_not_cancelled(autojump_clock: MockClock) -> None:
     world = make_world()
-    lease_id, message, task = await work_in_hand(world)
+    lease_id, message, task = await held_work(world)
 
     async with beating(world) as heartbeater:
         with trio.move_on_after(100) as work:
@@ -125,7 +126,7 @@ async def test_released_work_is_not_cancelled(autojump_clock: MockClock) -> None
 async def test_one_failed_heartbeat_loses_nothing(autojump_clock: MockClock) -> None:
     world = make_world()
     faults = Faults()
-    lease_id, message, task = await work_in_hand(world)
+    lease_id, message, task = await held_work(world)
     faults.before["renew"] = 1
     faulted = replace(world.env, coordinator=faulty(world.env.coordinator, faults))
 
@@ -143,7 +144,7 @@ async def test_a_missed_renewal_of_message_and_claim_costs_nothing(
 ) -> None:
     world = make_world()
     faults = Faults()
-    lease_id, message, task = await work_in_hand(world)
+    lease_id, message, task = await held_work(world)
     faults.before["extend"] = 1
     faulted = replace(world.env, queue=faulty(world.env.queue, faults))
 
@@ -160,7 +161,7 @@ async def test_work_that_ends_before_its_renewal_is_due_is_not_extended(
     autojump_clock: MockClock,
 ) -> None:
     world = make_world()
-    lease_id, message, task = await work_in_hand(world)
+    lease_id, message, task = await held_work(world)
     before = await world.env.store.read(TaskKey.of(message.ref))
 
     async with beating(world) as heartbeater:
@@ -205,8 +206,8 @@ async def test_a_lease_that_was_passed_on_keeps_its_new_work_alive(
     autojump_clock: MockClock,
 ) -> None:
     world = make_world()
-    lease_id, message, task = await work_in_hand(world)
-    _, next_message, next_task = await work_in_hand(world)
+    lease_id, message, task = await held_work(world)
+    _, next_message, next_task = await held_work(world)
 
     async with beating(world) as heartbeater:
         with trio.CancelScope() as work:

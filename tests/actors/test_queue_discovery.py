@@ -1,4 +1,4 @@
-"""QueueDiscovery: each live run has a poller, and no run can keep it from the others."""
+"""QueueDiscovery: each live run gets a poller, and no run can prevent that of others."""
 
 from __future__ import annotations
 

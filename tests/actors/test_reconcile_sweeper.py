@@ -1,4 +1,4 @@
-"""The sweeper's rounds: workers that share an engine take turns."""
+"""The sweeper's rounds: workers with one engine take turns."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.builders import a_batch, a_change, key_of
 
 @dataclass(frozen=True, slots=True)
 class CountingStore:
-    """A store that counts who looks through all live runs, and how often."""
+    """A store that counts the queries for all live runs."""
 
     inner: Store
     name: str
@@ -87,7 +87,7 @@ async def test_a_killed_sweeper_is_replaced_by_another_within_two_periods(
 
 @dataclass(slots=True)
 class FailingStore:
-    """A store that refuses to find batches while it is away."""
+    """A store that cannot find batches while it is unavailable."""
 
     inner: Store
     is_away: bool = False
@@ -103,7 +103,7 @@ class FailingStore:
         return getattr(self.inner, name)
 
 
-async def test_a_batch_from_ahead_is_resumed_after_an_outage_of_the_store(
+async def test_a_batch_written_by_a_clock_that_was_ahead_is_resumed_after_an_outage_of_the_store(
     autojump_clock: MockClock,
 ) -> None:
     world = make_world()
@@ -168,7 +168,7 @@ async def test_a_deleted_job_leaves_neither_rows_nor_bodies(
     assert await world.env.blobs.delete_prefix(f"jobs/{accepted.job.job_id}") == 0
 
 
-async def test_a_run_that_crashes_the_sweeper_does_not_hide_later_runs(
+async def test_a_run_that_crashes_the_sweeper_does_not_prevent_repairs_of_later_runs(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = make_world(think_s=5.0)

@@ -1,4 +1,5 @@
-"""The scheduler in virtual time: on the minute, after an absence, in outages, and in company."""
+"""The scheduler in virtual time: on the minute, after days without a worker, during outages, and
+with several workers."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ def minutes_from(first: float, count: int) -> list[float]:
     return [first + 60 * number for number in range(count)]
 
 
-async def test_a_worker_fires_every_nominal_time_and_sees_its_run_through(
+async def test_a_worker_fires_every_nominal_time_and_completes_each_run(
     autojump_clock: MockClock,
 ) -> None:
     world = make_world()
@@ -94,7 +95,9 @@ async def test_a_time_before_the_next_query_is_not_missed(
     assert await runs_of(world.env, other) == []
 
 
-async def test_after_days_of_absence_one_run_makes_up_for_all(autojump_clock: MockClock) -> None:
+async def test_after_days_without_a_worker_one_run_makes_up_for_all_missed_times(
+    autojump_clock: MockClock,
+) -> None:
     world = make_world()
     job = await schedule(world)
     first = (await row_of(world.env, job)).next_fire_at
@@ -113,7 +116,9 @@ async def test_after_days_of_absence_one_run_makes_up_for_all(autojump_clock: Mo
     assert (skip.first_at, skip.reason) == (first + 60, "missed")
 
 
-async def test_a_schedule_skips_or_waits_for_a_slow_run(autojump_clock: MockClock) -> None:
+async def test_a_schedule_skips_or_queues_a_fire_while_a_slow_run_is_live(
+    autojump_clock: MockClock,
+) -> None:
     world = make_world(think_s=150)
 
     async with world.working():
@@ -131,7 +136,7 @@ async def test_a_schedule_skips_or_waits_for_a_slow_run(autojump_clock: MockCloc
     assert len(waited) >= 4
 
 
-async def test_schedules_that_wait_keep_no_other_waiting(autojump_clock: MockClock) -> None:
+async def test_schedules_that_wait_do_not_delay_others(autojump_clock: MockClock) -> None:
     world = make_world()
     held = [await schedule(world, overlap=Overlap.QUEUE) for _ in range(7)]
     for job in held:
@@ -162,7 +167,7 @@ async def test_a_stopped_run_does_not_stop_the_schedule(autojump_clock: MockCloc
     assert (first.status, second.status) == (RunStatus.STOPPED, RunStatus.RUNNING)
 
 
-async def test_a_schedule_that_cannot_be_read_keeps_no_other_waiting(
+async def test_a_schedule_that_cannot_be_read_does_not_delay_others(
     autojump_clock: MockClock,
 ) -> None:
     world = make_world()
@@ -179,7 +184,7 @@ async def test_a_schedule_that_cannot_be_read_keeps_no_other_waiting(
     assert len(await runs_of(world.env, good)) >= 2
 
 
-async def test_an_outage_delays_a_fire_and_neither_loses_nor_doubles_it(
+async def test_an_outage_delays_a_fire_and_neither_loses_nor_repeats_it(
     autojump_clock: MockClock,
 ) -> None:
     world = make_world(think_s=0.1)

@@ -1,4 +1,4 @@
-"""ShardWriter: groups, unknown outcomes, and write-look-ack."""
+"""ShardWriter: settles in groups, unknown outcomes, and acks after the completion check."""
 
 from __future__ import annotations
 
@@ -104,7 +104,9 @@ async def test_a_settle_whose_answer_was_lost_is_counted_once(autojump_clock: Mo
     assert (totals.done, totals.successful) == (1, 1)
 
 
-async def test_one_lost_claim_does_not_spoil_the_group(autojump_clock: MockClock) -> None:
+async def test_one_lost_claim_does_not_affect_the_other_settles_of_its_group(
+    autojump_clock: MockClock,
+) -> None:
     world = make_world()
     accepted = await world.submit(urls(3))
     pairs = await claim_tasks(world, accepted)
@@ -130,7 +132,7 @@ async def test_one_lost_claim_does_not_spoil_the_group(autojump_clock: MockClock
     assert any(isinstance(verdict, LostClaim) for verdict in verdicts)
 
 
-async def test_acks_that_fail_leave_the_run_to_redelivery(autojump_clock: MockClock) -> None:
+async def test_a_run_completes_although_acks_fail(autojump_clock: MockClock) -> None:
     world = make_world()
     accepted = await world.submit(urls(1))
     ((message, task),) = await claim_tasks(world, accepted)
@@ -151,7 +153,7 @@ POISON = urls(1)[0]
 
 @dataclass(slots=True)
 class CrashingStore:
-    """A store that crashes over every settle of some task."""
+    """A store that crashes at every settle of some task."""
 
     inner: Store
     is_bad: Any
@@ -198,7 +200,7 @@ async def test_a_settle_that_crashes_the_writer_is_isolated_from_its_group(
 
 @dataclass(frozen=True)
 class ThrottlingStore:
-    """Takes 50 s over each commit of one run."""
+    """Takes 50 s for each commit of one run."""
 
     inner: Store
     run_id: RunId
@@ -252,7 +254,7 @@ class RefusingStore:
         return getattr(self.inner, name)
 
 
-async def test_a_run_whose_end_the_store_refuses_ends_without_a_redelivery(
+async def test_a_run_whose_completion_the_store_refuses_at_first_ends_without_a_redelivery(
     autojump_clock: MockClock,
 ) -> None:
     """A redelivery comes half a minute later, which is long for a list of ten pages."""
@@ -271,7 +273,9 @@ async def test_a_run_whose_end_the_store_refuses_ends_without_a_redelivery(
     assert trio.current_time() - began_at < 5
 
 
-async def test_the_last_settle_of_a_run_waits_for_no_others(autojump_clock: MockClock) -> None:
+async def test_the_last_settle_of_a_run_is_not_delayed_to_be_grouped(
+    autojump_clock: MockClock,
+) -> None:
     world = make_world()
     accepted = await world.submit(urls(2))
     (first, second) = await claim_tasks(world, accepted)

@@ -1,4 +1,4 @@
-"""StatusReporter: what callers see about a run that waits, from the real actors."""
+"""StatusReporter: what callers see about a run that waits, with the real actors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def test_without_a_worker_a_run_waits_for_one(autojump_clock: MockClock) -
     assert (progress.reason, progress.detail) == (WaitReason.NO_WORKERS, "no worker is running")
 
 
-async def test_a_worker_that_went_is_missed_at_once(
+async def test_a_worker_that_has_stopped_is_missing_at_once(
     autojump_clock: MockClock,
 ) -> None:
     world = make_world(think_s=100)
@@ -56,7 +56,7 @@ async def test_a_worker_that_went_is_missed_at_once(
     assert (await cause_of(world, accepted)).reason is WaitReason.NO_WORKERS
 
 
-async def test_a_run_at_its_cap_reports_it_and_since_when(autojump_clock: MockClock) -> None:
+async def test_a_run_at_its_cap_reports_that_and_since_when(autojump_clock: MockClock) -> None:
     world = make_world(think_s=3)
     async with world.working():
         accepted = await world.submit(urls(60), max_inflight=4)
@@ -69,7 +69,7 @@ async def test_a_run_at_its_cap_reports_it_and_since_when(autojump_clock: MockCl
     assert progress.since - begun_at < 3
 
 
-async def test_the_time_left_is_about_right(autojump_clock: MockClock) -> None:
+async def test_the_estimated_time_left_is_approximately_right(autojump_clock: MockClock) -> None:
     world = make_world(think_s=1)
     async with world.working():
         accepted = await world.submit(urls(400), max_inflight=4)
@@ -82,7 +82,9 @@ async def test_the_time_left_is_about_right(autojump_clock: MockClock) -> None:
     assert 0.8 * left_s < progress.eta_s < 1.4 * left_s
 
 
-async def test_a_paused_run_reports_it_and_has_no_estimated_end(autojump_clock: MockClock) -> None:
+async def test_a_paused_run_reports_that_and_has_no_estimated_end(
+    autojump_clock: MockClock,
+) -> None:
     world = make_world(think_s=1)
     async with world.working():
         accepted = await world.submit(urls(400), max_inflight=4)
@@ -111,7 +113,7 @@ async def test_tasks_between_attempts_report_the_kind_of_their_last_failure(
     assert await reason_for(FailureReason.GATEWAY_ERROR) is WaitReason.RETRY_BACKOFF
 
 
-async def test_a_run_that_gets_no_slot_waits_for_the_others(autojump_clock: MockClock) -> None:
+async def test_a_run_that_gets_no_slot_waits_for_busy_workers(autojump_clock: MockClock) -> None:
     world = make_world(capacity=2, think_s=100)
     async with world.working():
         await world.submit(urls(9), caller=CallerId("somebody else"))
@@ -124,7 +126,7 @@ async def test_a_run_that_gets_no_slot_waits_for_the_others(autojump_clock: Mock
     assert progress.detail == "other runs use 1 of 2 slots"
 
 
-async def test_an_ended_run_waits_for_nothing(autojump_clock: MockClock) -> None:
+async def test_an_ended_run_has_no_wait_reason(autojump_clock: MockClock) -> None:
     world = make_world()
     async with world.working():
         accepted = await world.submit(urls(3))
@@ -134,7 +136,7 @@ async def test_an_ended_run_waits_for_nothing(autojump_clock: MockClock) -> None
 
 
 class CountingCoordinator(MemoryCoordinator):
-    """Counts how often marks were left, and on how many subjects."""
+    """Counts how often status texts were put, and on how many subjects."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world.env.clock, Random(1))
@@ -145,7 +147,7 @@ class CountingCoordinator(MemoryCoordinator):
         await super().put_status(owner, marks, ttl_s=ttl_s)
 
 
-async def test_marks_are_left_on_change_and_now_and_then_never_per_task(
+async def test_status_texts_are_put_on_change_and_now_and_then_but_never_per_task(
     autojump_clock: MockClock,
 ) -> None:
     world = make_world()
@@ -167,8 +169,8 @@ async def test_marks_are_left_on_change_and_now_and_then_never_per_task(
     assert len(await counting.list_status(RUN)) == 1
 
 
-class AbsentCoordinator(MemoryCoordinator):
-    """Does not answer until it is back."""
+class UnavailableCoordinator(MemoryCoordinator):
+    """Does not answer until its outage ends."""
 
     is_back = False
 
@@ -178,9 +180,11 @@ class AbsentCoordinator(MemoryCoordinator):
         await super().put_status(owner, marks, ttl_s=ttl_s)
 
 
-async def test_an_outage_of_the_coordinator_is_sat_out(autojump_clock: MockClock) -> None:
+async def test_an_outage_of_the_coordinator_ends_no_actor_and_reports_resume_after_it(
+    autojump_clock: MockClock,
+) -> None:
     world = make_world()
-    absent = AbsentCoordinator(world.env.clock, Random(1))
+    absent = UnavailableCoordinator(world.env.clock, Random(1))
     env, wait_status = replace(world.env, coordinator=absent), WaitStatus()
     wait_status.set_reason(RUN, WaitReason.JOB_CAP, at=env.now())
     reporter = StatusReporter(env=env, wait_status=wait_status)
@@ -194,7 +198,7 @@ async def test_an_outage_of_the_coordinator_is_sat_out(autojump_clock: MockClock
         nursery.cancel_scope.cancel()
 
 
-def test_a_wait_reason_that_returns_at_once_keeps_its_start() -> None:
+def test_a_wait_reason_that_recurs_at_once_keeps_its_start() -> None:
     wait_status = WaitStatus()
     wait_status.set_reason(RUN, WaitReason.JOB_CAP, at=T0)
     wait_status.set_reason(RUN, None, at=T0 + 5)
@@ -207,7 +211,7 @@ def test_a_wait_reason_that_returns_at_once_keeps_its_start() -> None:
     assert gone.reason is None
 
 
-def test_the_rate_of_a_run_that_ends_a_task_now_and_then_is_right_from_the_start() -> None:
+def test_the_rate_of_a_run_with_rare_ends_is_right_from_the_start() -> None:
     wait_status = WaitStatus()
 
     rates = []
@@ -218,7 +222,7 @@ def test_the_rate_of_a_run_that_ends_a_task_now_and_then_is_right_from_the_start
             wait_status.set_reason(RUN, None, at=T0 + second)
         rates.append(wait_status.take_reports(T0 + second, elapsed_s=2)[RUN].rate)
 
-    # One task in 8 s. The first one is no reason to expect one in each 2 s.
+    # One task ends in 8 s. The first end does not mean one in each 2 s.
     assert max(rates) < 0.2
     assert 0.1 < rates[-1] < 0.2
 
@@ -237,7 +241,7 @@ def test_the_longest_fetches_are_reported_the_oldest_first() -> None:
     assert [fetch.task_id for fetch in early.oldest] == ["task-0", "task-2"]
 
 
-def test_a_fetch_that_ends_after_its_run_was_forgotten_leaves_nothing() -> None:
+def test_a_fetch_that_ends_after_its_run_was_forgotten_leaves_no_entry() -> None:
     wait_status = WaitStatus()
     wait_status.begin_fetch(RUN, TaskId("task"), at=T0)
     wait_status.forget(RUN)
@@ -247,7 +251,7 @@ def test_a_fetch_that_ends_after_its_run_was_forgotten_leaves_nothing() -> None:
     assert wait_status.take_reports(T0, elapsed_s=1) == {}
 
 
-def test_a_run_that_is_forgotten_is_seen_no_more() -> None:
+def test_a_forgotten_run_is_no_longer_reported() -> None:
     wait_status = WaitStatus()
     wait_status.set_reason(RunId("x"), None, at=T0)
 

@@ -1,4 +1,4 @@
-"""TaskRunner: what becomes of one task, whatever happens around it."""
+"""TaskRunner: the outcome of one task, whatever happens around it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_a_retry_that_is_settled_during_a_heartbeat_is_redelivered_on_time
     assert trio.current_time() < 2 * think_s + 10
 
 
-async def test_a_task_that_loses_its_worker_each_time_comes_to_an_end(
+async def test_a_task_that_loses_its_worker_each_time_fails(
     autojump_clock: MockClock,
 ) -> None:
     world = make_world()
@@ -92,8 +92,8 @@ async def test_a_task_that_another_worker_has_claimed_is_not_fetched(
 
 
 @dataclass(slots=True)
-class OutOfBreath:
-    """A store with no room for claims until then; it says so, and writes nothing."""
+class ThrottledClaims:
+    """A store that throttles claims until a time, and writes nothing for them."""
 
     inner: Store
     until: float
@@ -110,13 +110,13 @@ class OutOfBreath:
         return getattr(self.inner, name)
 
 
-async def test_tasks_that_the_store_had_no_room_for_are_back_long_before_a_claim_lapses(
+async def test_tasks_whose_claims_were_throttled_return_long_before_a_claim_would_lapse(
     autojump_clock: MockClock,
 ) -> None:
     world = make_world()
     accepted = await world.submit(urls(30))
-    breathless = OutOfBreath(world.env.store, until=trio.current_time() + 3)
-    world = replace(world, env=replace(world.env, store=breathless))
+    throttled = ThrottledClaims(world.env.store, until=trio.current_time() + 3)
+    world = replace(world, env=replace(world.env, store=throttled))
 
     async with world.working():
         _, totals = await world.ended(accepted)
@@ -190,7 +190,7 @@ async def test_a_deferred_task_without_a_time_of_its_own_waits_longer_with_each_
 
 @dataclass(slots=True)
 class RememberingCoordinator:
-    """Knows every lease that it gave out, so that a test can take them away."""
+    """Records every lease that it granted, so that a test can take them away."""
 
     inner: Coordinator
     leases: list[LeaseId] = field(default_factory=list)
@@ -244,7 +244,7 @@ async def test_work_that_lost_its_lease_is_released_at_once(autojump_clock: Mock
     assert run.ended_at - run.created_at < limits.HEARTBEAT_S + 25 + 5
 
 
-async def test_the_next_page_is_fetched_while_the_last_is_being_written(
+async def test_the_next_page_is_fetched_while_the_previous_one_is_written(
     autojump_clock: MockClock,
 ) -> None:
     world = make_world(capacity=1, think_s=10.0)
@@ -260,7 +260,7 @@ async def test_the_next_page_is_fetched_while_the_last_is_being_written(
     assert trio.current_time() < 5 * 10.0 + 9.0 + 5.0
 
 
-async def test_a_page_is_out_of_memory_when_it_is_stored_given_up_or_cut_off(
+async def test_a_page_is_freed_from_memory_when_it_is_stored_given_up_or_interrupted(
     autojump_clock: MockClock,
 ) -> None:
     held: list[str] = []
@@ -288,7 +288,7 @@ async def test_a_page_is_out_of_memory_when_it_is_stored_given_up_or_cut_off(
     assert held == []
 
 
-async def test_a_disk_that_hangs_stops_the_fetching(autojump_clock: MockClock) -> None:
+async def test_a_disk_that_does_not_answer_stops_new_fetches(autojump_clock: MockClock) -> None:
     world = make_world(capacity=2, think_s=1.0)
     stuck = faulty(world.env.blobs, Faults(latency_s={"add": 50.0}))
     world = replace(world, env=replace(world.env, blobs=stuck))
@@ -300,7 +300,7 @@ async def test_a_disk_that_hangs_stops_the_fetching(autojump_clock: MockClock) -
     assert world.gateway.calls.total() == 4
 
 
-async def test_a_task_is_tried_again_until_its_attempts_are_used_up(
+async def test_a_task_is_retried_until_its_attempts_are_used_up(
     autojump_clock: MockClock,
 ) -> None:
     world = make_world(script=lambda request, attempt: a_miss())
@@ -329,7 +329,7 @@ async def test_a_task_succeeds_on_a_later_attempt(autojump_clock: MockClock) -> 
     assert (totals.successful, totals.failed) == (10, 0)
 
 
-async def test_a_failure_that_is_not_retryable_is_not_tried_again(
+async def test_a_permanent_failure_is_not_retried(
     autojump_clock: MockClock,
 ) -> None:
     world = make_world(

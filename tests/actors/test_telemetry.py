@@ -62,7 +62,9 @@ async def test_a_long_wait_is_logged_once_with_its_reason(
     assert all(record.levelno == logging.WARNING for record in lines)
 
 
-async def test_leases_of_running_tasks_and_mailboxes_are_shown(autojump_clock: MockClock) -> None:
+async def test_metrics_show_the_leases_of_running_tasks_and_the_mailboxes(
+    autojump_clock: MockClock,
+) -> None:
     world = make_world(capacity=20, think_s=60)
     async with world.working() as supervisor:
         world.metrics.actors.watch(lambda: actor_figures(supervisor))
@@ -75,7 +77,7 @@ async def test_leases_of_running_tasks_and_mailboxes_are_shown(autojump_clock: M
         assert value(world.metrics, "conveyor_mailbox_capacity", actor="exporter") is None
         names = [figures.name for figures in actor_figures(supervisor)]
 
-    # Three runs have three pollers and one name.
+    # Three runs have three pollers with one metric name.
     assert names.count("pollers") == 1
     assert len(names) == len(set(names))
 

@@ -1,4 +1,4 @@
-"""The whole worker: runs end, work is let go of in order, and crashes are survived."""
+"""The complete worker: runs end, a stop releases work in order, and crashes are survived."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def test_work_in_flight_at_shutdown_is_released_and_finished_by_the_next_w
 
 
 @pytest.mark.parametrize("count", [0, 1, 89, 90, 91, 1_000, 1_001, 2_500])
-async def test_lists_of_any_length_are_worked_off_completely(
+async def test_all_tasks_of_lists_of_any_length_are_done(
     autojump_clock: MockClock, count: int
 ) -> None:
     world = make_world(capacity=200, think_s=0)

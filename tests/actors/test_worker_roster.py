@@ -1,4 +1,4 @@
-"""The roster: a fleet polls each run with as many workers as it needs, and takes over quickly."""
+"""The roster: each run is polled by as many workers as it needs, and is taken over quickly."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SLOTS = 40
 
 
 def a_fleet(count: int, *, think_s: float = 1.0) -> list[World]:
-    """Workers that share one engine, which bills each poll."""
+    """Workers that share one engine, in which each poll is billed."""
     first = make_world(think_s=think_s)
     config = replace(first.env.config, shares_runs=True)
     worlds = []
@@ -47,7 +47,7 @@ def a_fleet(count: int, *, think_s: float = 1.0) -> list[World]:
 
 @asynccontextmanager
 async def working(worlds: Sequence[World]) -> AsyncGenerator[list[tuple[Supervisor, trio.Nursery]]]:
-    """Each worker in a nursery of its own, so that one can be cancelled."""
+    """Runs each worker in a nursery of its own, so that one can be cancelled."""
     workers: list[tuple[Supervisor, trio.Nursery]] = []
 
     async def work(world: World, *, task_status: trio.TaskStatus[None]) -> None:
@@ -60,7 +60,7 @@ async def working(worlds: Sequence[World]) -> AsyncGenerator[list[tuple[Supervis
     async with trio.open_nursery() as nursery:
         for world in worlds:
             await nursery.start(work, world)
-        await trio.sleep(20)  # All have seen one another.
+        await trio.sleep(20)  # By now all workers have read each other's reports.
         yield workers
         nursery.cancel_scope.cancel()
 
@@ -93,7 +93,7 @@ async def test_a_short_list_is_polled_by_one_worker_and_a_long_one_by_all(
     assert worlds[0].gateway.calls.total() == 205
 
 
-async def test_the_runs_of_a_dead_worker_are_polled_within_the_life_of_a_lease(
+async def test_the_runs_of_a_dead_worker_are_polled_by_others_within_a_lease_lifetime(
     autojump_clock: MockClock,
 ) -> None:
     worlds = a_fleet(3, think_s=500.0)
@@ -104,7 +104,7 @@ async def test_the_runs_of_a_dead_worker_are_polled_within_the_life_of_a_lease(
         (owner,) = pollers_of(worlds, workers)
         workers[owner][1].cancel_scope.cancel()
         await trio.sleep(1)
-        # As after a kill, its report stays until it ages out.
+        # As after a kill, the report of the worker stays until it ages out.
         await publish_presence(worlds[owner].env, WorkerReport(60, 5, worker=names[owner]))
         await trio.sleep(limits.LEASE_TTL_S)
         heirs = set(pollers_of(worlds, workers)) - {owner}
@@ -113,7 +113,7 @@ async def test_the_runs_of_a_dead_worker_are_polled_within_the_life_of_a_lease(
     assert [names[heir] for heir in heirs] == owners_of(accepted.run.run_id, left)
 
 
-async def test_a_run_that_moves_keeps_its_fetches_and_is_fetched_once(
+async def test_a_run_that_moves_to_another_worker_is_fetched_once(
     autojump_clock: MockClock,
 ) -> None:
     worlds = a_fleet(6, think_s=30.0)
@@ -129,7 +129,9 @@ async def test_a_run_that_moves_keeps_its_fetches_and_is_fetched_once(
     assert worlds[0].gateway.calls.total() == 40
 
 
-async def test_without_reports_a_worker_owns_everything(autojump_clock: MockClock) -> None:
+async def test_a_worker_without_reports_of_others_owns_everything(
+    autojump_clock: MockClock,
+) -> None:
     roster = Roster("me", slots=SLOTS, is_shared=True)
     subjects = [RunId(f"run-{number}") for number in range(50)]
 
@@ -147,7 +149,7 @@ async def test_without_reports_a_worker_owns_everything(autojump_clock: MockCloc
     assert all(roster.owns(subject) for subject in subjects)
 
 
-async def test_others_look_for_due_work_more_rarely_until_they_own_it(
+async def test_other_workers_look_for_due_work_more_rarely_until_they_own_it(
     autojump_clock: MockClock,
 ) -> None:
     workers = frozenset({"a", "b"})

@@ -53,7 +53,7 @@ def a_miss(
 
 @dataclass(slots=True)
 class ScriptedGateway:
-    """The outside world: answers by script after some think time, and counts what it was asked."""
+    """A gateway that answers by script after some think time, and counts the calls."""
 
     script: Script = lambda request, attempt: a_page()
     think_s: float = 0.1
@@ -139,7 +139,7 @@ class World:
     async def ended(
         self, accepted: Accepted | Rerun, *, within_s: float = 600.0
     ) -> tuple[Run, Totals]:
-        """The run once it has ended, in virtual time."""
+        """Waits in virtual time until the run has ended, and returns it."""
         with trio.fail_after(within_s):
             while (run := await self.run_of(accepted)).ended_at is None:
                 await trio.sleep(0.1)
@@ -158,7 +158,7 @@ class World:
 
 
 class NoSignals:
-    """The signals of a process from which no signal reaches the worker."""
+    """Signals that never reach the worker."""
 
     async def run_changed(self, job_id: JobId, run_id: RunId, tasks: int = 0) -> None:
         await trio.lowlevel.checkpoint()
@@ -177,7 +177,7 @@ def without_signals(world: World) -> World:
 
 @dataclass(slots=True)
 class SetClock:
-    """Virtual time on a wall clock that a test sets."""
+    """Virtual time whose wall clock can be set by a test."""
 
     epoch_s: float = 1_700_000_000.0
     offset_s: float = 0.0

@@ -1,4 +1,5 @@
-"""ApiKeyLimiter: permits within the window of a key, and leases that all processes share."""
+"""ApiKeyLimiter: permits within the call window of an API key, and leases that all processes
+share."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ async def test_a_run_that_is_cancelled_while_it_waits_takes_no_permit() -> None:
         nursery.start_soon(lambda: limiter.acquire(CALLER, IDLE, weight=1))
         await wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
-        # Granted to the waiter, which is cancelled and has not run since.
+        # The permit is granted to the waiter, which is cancelled before it can run.
         permits[0].close()
     permits[1].close()
 
@@ -85,7 +86,7 @@ async def test_an_interrupted_call_counts_until_its_deadline(autojump_clock: Moc
     assert [*counts, limiter.inflight_count] == [1, 1, 0]
 
 
-async def test_two_processes_keep_to_one_limit_together() -> None:
+async def test_two_processes_together_keep_to_one_limit() -> None:
     env = a_world().env
     here, there = a_limiter(env), a_limiter(env)
     for limiter in (here, there):
@@ -115,7 +116,7 @@ async def test_an_idle_lease_is_reused_and_returned_when_nothing_needs_it(
     assert limiter.is_idle
 
 
-async def test_the_smallest_limit_of_other_processes_holds_until_there_is_one_here() -> None:
+async def test_the_smallest_limit_of_other_processes_applies_until_this_one_knows_its_own() -> None:
     limiter = a_limiter()
 
     limiter.adopt_limit(["7", "none", "5"])

@@ -1,4 +1,4 @@
-"""Calls to a remote gateway: within its limit, through its outages, and after a stop
+"""Calls to a remote gateway: within its limit, during its outages, and after a stop
 (docs/engines.md, Gateways)."""
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ async def reason_of(world: World, accepted: Accepted) -> WaitReason | None:
 
 
 @pytest.mark.parametrize("plan", [1, 2, 5, 20, 1_000])
-async def test_a_plan_is_kept_to_and_used(autojump_clock: MockClock, plan: int) -> None:
+async def test_all_of_the_call_limit_is_used_and_no_more(
+    autojump_clock: MockClock, plan: int
+) -> None:
     gateway = PlanGateway(plan=plan)
     world = make_remote_world(gateway)
 
@@ -47,7 +49,7 @@ async def test_a_plan_is_kept_to_and_used(autojump_clock: MockClock, plan: int) 
     assert max(gateway.paid.values()) == 1
 
 
-async def test_a_run_that_waits_for_the_plan_reports_it(autojump_clock: MockClock) -> None:
+async def test_a_run_that_waits_for_the_call_limit_reports_it(autojump_clock: MockClock) -> None:
     world = make_remote_world(PlanGateway(plan=3, think_s=20))
 
     async with world.working():
@@ -56,7 +58,7 @@ async def test_a_run_that_waits_for_the_plan_reports_it(autojump_clock: MockCloc
         assert await reason_of(world, accepted) is WaitReason.GATEWAY_LIMIT
 
 
-async def test_pages_that_crash_their_handler_do_not_occupy_the_plan(
+async def test_pages_that_crash_their_handler_do_not_use_up_the_call_limit(
     autojump_clock: MockClock,
 ) -> None:
     class CrashingGateway(PlanGateway):
@@ -78,7 +80,7 @@ async def test_pages_that_crash_their_handler_do_not_occupy_the_plan(
     assert trio.current_time() < 60
 
 
-async def test_two_processes_together_keep_to_the_plan(autojump_clock: MockClock) -> None:
+async def test_two_processes_together_keep_to_the_call_limit(autojump_clock: MockClock) -> None:
     gateway = PlanGateway(plan=20)
     world = make_remote_world(gateway)
     other = another_process(world, "other")
@@ -111,7 +113,7 @@ async def test_a_process_that_starts_later_learns_the_limit_from_the_others(
     assert gateway.refused_count == 0
 
 
-async def test_a_limit_that_is_lowered_is_kept_after_one_refusal(
+async def test_a_lowered_limit_is_kept_after_one_refusal(
     autojump_clock: MockClock,
 ) -> None:
     gateway = PlanGateway(plan=40)
@@ -143,7 +145,7 @@ async def test_without_a_stated_limit_refusals_stay_rare(autojump_clock: MockClo
     assert run.ended_at - run.created_at < 2 * 3_000 / 15 * gateway.think_s + 30
 
 
-LIES = {
+FALSE_LIMITS = {
     "zero": lambda plan, left: (0, 0),
     "more remains than there is": lambda plan, left: (plan, 10**9),
     "huge": lambda plan, left: (10**11, 10**11),
@@ -152,11 +154,11 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
-async def test_a_gateway_that_lies_about_its_plan_gets_every_page_done(
+@pytest.mark.parametrize("lie", FALSE_LIMITS)
+async def test_a_gateway_that_states_false_limits_gets_every_page_done(
     autojump_clock: MockClock, lie: str
 ) -> None:
-    gateway = PlanGateway(plan=10, states=LIES[lie])
+    gateway = PlanGateway(plan=10, states=FALSE_LIMITS[lie])
     world = make_remote_world(gateway)
 
     async with world.working():
@@ -167,7 +169,7 @@ async def test_a_gateway_that_lies_about_its_plan_gets_every_page_done(
     assert max(gateway.paid.values()) == 1
 
 
-async def test_a_gateway_that_refuses_everything_for_a_year_is_waited_for_and_named(
+async def test_a_gateway_that_refuses_everything_for_a_year_is_waited_for_and_reported(
     autojump_clock: MockClock,
 ) -> None:
     gateway = PlanGateway(plan=0, retry_after_s=365 * 86_400.0)
@@ -186,7 +188,7 @@ async def test_a_gateway_that_refuses_everything_for_a_year_is_waited_for_and_na
 
 @pytest.mark.parametrize("contact", [Contact.UNREACHABLE, Contact.FAILED])
 @pytest.mark.parametrize("count", [3, 300])
-async def test_while_the_gateway_is_away_no_task_fails_and_no_attempt_counts(
+async def test_no_task_fails_and_no_attempt_counts_while_the_gateway_is_unavailable(
     autojump_clock: MockClock, contact: Contact, count: int
 ) -> None:
     gateway = PlanGateway(plan=50, contact=contact)
@@ -207,7 +209,7 @@ async def test_while_the_gateway_is_away_no_task_fails_and_no_attempt_counts(
     assert max(gateway.paid.values()) == 1
 
 
-async def test_an_outage_in_the_middle_of_a_run_costs_no_attempt(
+async def test_a_gateway_outage_during_a_run_counts_no_attempt(
     autojump_clock: MockClock,
 ) -> None:
     gateway = PlanGateway(plan=30)
@@ -227,7 +229,7 @@ async def test_an_outage_in_the_middle_of_a_run_costs_no_attempt(
 
 
 @pytest.mark.parametrize("poisoned_count", [1, 2, 12])
-async def test_targets_that_the_gateway_fails_for_end_after_their_attempts_and_stop_no_other(
+async def test_targets_that_the_gateway_cannot_fetch_fail_after_their_attempts_and_delay_no_other(
     autojump_clock: MockClock, poisoned_count: int
 ) -> None:
     pages = urls(200)
@@ -244,7 +246,7 @@ async def test_targets_that_the_gateway_fails_for_end_after_their_attempts_and_s
     assert all(by_url[url] == 3 for url in gateway.poisoned)
 
 
-async def test_a_run_of_one_target_that_the_gateway_fails_for_ends(
+async def test_a_run_of_one_target_that_the_gateway_cannot_fetch_ends(
     autojump_clock: MockClock,
 ) -> None:
     pages = urls(1)
@@ -258,7 +260,7 @@ async def test_a_run_of_one_target_that_the_gateway_fails_for_ends(
     assert totals.failed == 1
 
 
-async def test_one_callers_failing_targets_do_not_stop_another_caller(
+async def test_failing_targets_of_one_caller_do_not_stop_another_caller(
     autojump_clock: MockClock,
 ) -> None:
     bad = urls(500, host="bad.example")
@@ -276,7 +278,7 @@ async def test_one_callers_failing_targets_do_not_stop_another_caller(
     assert run.ended_at - run.created_at < 5
 
 
-async def test_runs_with_one_key_share_its_plan(autojump_clock: MockClock) -> None:
+async def test_runs_with_one_api_key_share_its_call_limit(autojump_clock: MockClock) -> None:
     world = make_remote_world(PlanGateway(plan=10, think_s=1.0))
 
     async with world.working():
@@ -290,7 +292,7 @@ async def test_runs_with_one_key_share_its_plan(autojump_clock: MockClock) -> No
     assert run.ended_at - run.created_at < 15
 
 
-async def test_calls_that_a_stop_cut_off_count_until_their_deadline(
+async def test_interrupted_calls_of_a_stopped_run_count_until_their_deadline(
     autojump_clock: MockClock,
 ) -> None:
     gateway = PlanGateway(plan=8, think_s=limits.SCRAPE_DEADLINE_S - 1)
@@ -318,7 +320,7 @@ async def test_calls_that_a_stop_cut_off_count_until_their_deadline(
     assert gateway.calls.total() > 9
 
 
-async def test_a_receipt_counts_calls_that_another_process_cut_off(
+async def test_a_receipt_counts_calls_that_another_process_interrupted(
     autojump_clock: MockClock,
 ) -> None:
     gateway = PlanGateway(plan=8, think_s=60.0)
@@ -334,7 +336,7 @@ async def test_a_receipt_counts_calls_that_another_process_cut_off(
     assert receipt.abandoned == 8
 
 
-async def test_no_message_is_received_that_the_plan_has_no_room_for(
+async def test_no_message_is_received_that_the_call_limit_has_no_room_for(
     autojump_clock: MockClock,
 ) -> None:
     world = make_remote_world(PlanGateway(plan=5, think_s=5.0))
@@ -347,7 +349,7 @@ async def test_no_message_is_received_that_the_plan_has_no_room_for(
     assert delivered == 100
 
 
-async def test_slow_pages_at_the_start_do_not_hold_up_the_rest(autojump_clock: MockClock) -> None:
+async def test_slow_pages_at_the_start_do_not_delay_the_others(autojump_clock: MockClock) -> None:
     pages = urls(100)
     gateway = PlanGateway(plan=20, slow=dict.fromkeys(pages[:3], 170.0))
     world = make_remote_world(gateway)
@@ -361,7 +363,7 @@ async def test_slow_pages_at_the_start_do_not_hold_up_the_rest(autojump_clock: M
     assert gateway.refused_count == 0
 
 
-async def test_calls_are_made_while_marks_cannot_be_read(autojump_clock: MockClock) -> None:
+async def test_calls_are_made_while_status_texts_cannot_be_read(autojump_clock: MockClock) -> None:
     world = make_remote_world(PlanGateway(plan=20))
     away = faulty(world.env.coordinator, Faults(before=Counter(marks_on=10_000)))
     world = replace(world, env=replace(world.env, coordinator=away))
@@ -372,7 +374,7 @@ async def test_calls_are_made_while_marks_cannot_be_read(autojump_clock: MockClo
     assert totals.successful == 50
 
 
-async def test_a_process_that_starts_after_another_was_stopped_uses_the_rest_of_the_plan(
+async def test_a_process_that_starts_after_another_was_stopped_uses_the_rest_of_the_call_limit(
     autojump_clock: MockClock,
 ) -> None:
     gateway = PlanGateway(plan=10)
@@ -394,7 +396,7 @@ async def test_a_process_that_starts_after_another_was_stopped_uses_the_rest_of_
 
 
 class CountingCoordinator:
-    """Counts how often leases for calls are asked for."""
+    """Counts how often leases for calls are requested."""
 
     def __init__(self, inner: Coordinator) -> None:
         self._inner = inner
@@ -408,7 +410,7 @@ class CountingCoordinator:
         return getattr(self._inner, name)
 
 
-async def test_a_process_without_a_share_of_the_plan_asks_for_one_now_and_then(
+async def test_a_process_without_leases_for_calls_requests_them_only_now_and_then(
     autojump_clock: MockClock,
 ) -> None:
     gateway = PlanGateway(plan=4, think_s=100.0)
@@ -427,7 +429,7 @@ async def test_a_process_without_a_share_of_the_plan_asks_for_one_now_and_then(
     assert 0 < counted.acquires_count < 60 * 4
 
 
-async def test_targets_in_doubt_do_not_pause_the_rest_of_their_run(
+async def test_targets_with_unproven_failures_do_not_pause_the_rest_of_their_run(
     autojump_clock: MockClock,
 ) -> None:
     pages = urls(400)

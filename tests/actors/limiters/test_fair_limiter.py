@@ -1,4 +1,4 @@
-"""FairLimiter: slots go to the caller with the fewest, then to the run with the fewest; a reserve
+"""FairLimiter: slots go to the caller with the fewest, then to the run with the fewest. A reserve
 and preemption keep slots for a caller that has none."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from conveyor.domain.ids import CallerId, RunId
 A, B = CallerId("a"), CallerId("b")
 
 
-async def test_a_lone_waiter_takes_as_much_as_it_wants_and_there_is() -> None:
+async def test_a_single_waiter_gets_all_the_slots_it_asks_for_that_are_free() -> None:
     limiter = FairLimiter(capacity=10)
 
     assert await limiter.acquire(A, RunId("1"), weight=1, count_max=4) == 4
@@ -35,7 +35,7 @@ async def test_one_caller_leaves_slots_to_others() -> None:
 
 
 @pytest.mark.parametrize("capacity", [*range(1, 12), 199, 200, 10_000])
-async def test_one_caller_alone_has_all_of_the_capacity(capacity: int) -> None:
+async def test_a_caller_alone_has_all_of_the_capacity(capacity: int) -> None:
     assert await FairLimiter(capacity=capacity).acquire(
         A, RunId("1"), weight=1, count_max=10**6
     ) == (capacity)
@@ -50,34 +50,34 @@ async def test_callers_that_take_all_they_can_use_all_usable_slots(
     assert limiter.usable_count == capacity
     callers = [CallerId(f"caller {number}") for number in range(count)]
 
-    async def hoard(caller: CallerId) -> None:
+    async def hold_slots(caller: CallerId) -> None:
         while True:
             await limiter.acquire(caller, RunId(caller), weight=1, count_max=1)
 
     async with trio.open_nursery() as nursery:
         for caller in callers:
-            nursery.start_soon(hoard, caller)
+            nursery.start_soon(hold_slots, caller)
         await wait_all_tasks_blocked()
         used, usable = limiter.inflight_count, limiter.usable_count
         nursery.cancel_scope.cancel()
 
-    # Whole slots: each caller can miss its part by one, and its first slot may be beyond it.
+    # Slots are whole: each caller can miss its share by one, and its first slot may exceed it.
     assert abs(used - usable) <= count
 
 
-async def test_freed_slots_go_to_the_caller_that_has_fewer() -> None:
+async def test_freed_slots_go_to_the_caller_with_the_fewest() -> None:
     limiter = FairLimiter(capacity=4)
     granted: Counter[str] = Counter()
 
-    async def hoard(caller: CallerId, run_id: RunId) -> None:
+    async def hold_slots(caller: CallerId, run_id: RunId) -> None:
         while True:
             taken = await limiter.acquire(caller, run_id, weight=1, count_max=6)
             granted[caller] += taken
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(hoard, A, RunId("1"))
+        nursery.start_soon(hold_slots, A, RunId("1"))
         await wait_all_tasks_blocked()
-        nursery.start_soon(hoard, B, RunId("2"))
+        nursery.start_soon(hold_slots, B, RunId("2"))
         await wait_all_tasks_blocked()
         assert granted == {A: 4, B: 1}
         limiter.release(A, RunId("1"), 2)
@@ -86,11 +86,11 @@ async def test_freed_slots_go_to_the_caller_that_has_fewer() -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_a_callers_hundred_runs_share_one_callers_part() -> None:
+async def test_a_hundred_runs_of_one_caller_share_the_part_of_one_caller() -> None:
     limiter = FairLimiter(capacity=20)
     granted: Counter[str] = Counter()
 
-    async def hoard(caller: CallerId, run_id: RunId) -> None:
+    async def hold_slots(caller: CallerId, run_id: RunId) -> None:
         while True:
             taken = await limiter.acquire(caller, run_id, weight=1, count_max=50)
             granted[caller] += taken
@@ -98,8 +98,8 @@ async def test_a_callers_hundred_runs_share_one_callers_part() -> None:
     await limiter.acquire(CallerId("c"), RunId("0"), weight=1, count_max=20)
     async with trio.open_nursery() as nursery:
         for number in range(100):
-            nursery.start_soon(hoard, A, RunId(f"a{number}"))
-        nursery.start_soon(hoard, B, RunId("b"))
+            nursery.start_soon(hold_slots, A, RunId(f"a{number}"))
+        nursery.start_soon(hold_slots, B, RunId("b"))
         await wait_all_tasks_blocked()
         limiter.release(CallerId("c"), RunId("0"), 20)
         await wait_all_tasks_blocked()
@@ -113,14 +113,14 @@ async def test_a_run_of_twice_the_weight_gets_twice_the_slots() -> None:
     granted: Counter[str] = Counter()
     await limiter.acquire(A, RunId("0"), weight=1, count_max=30)
 
-    async def hoard(run_id: RunId, weight: int) -> None:
+    async def hold_slots(run_id: RunId, weight: int) -> None:
         while True:
             taken = await limiter.acquire(A, run_id, weight=weight, count_max=50)
             granted[run_id] += taken
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(hoard, RunId("light"), 1)
-        nursery.start_soon(hoard, RunId("heavy"), 2)
+        nursery.start_soon(hold_slots, RunId("light"), 1)
+        nursery.start_soon(hold_slots, RunId("heavy"), 2)
         await wait_all_tasks_blocked()
         limiter.release(A, RunId("0"), 30)
         await wait_all_tasks_blocked()
@@ -131,7 +131,7 @@ async def test_a_run_of_twice_the_weight_gets_twice_the_slots() -> None:
 
 @dataclass(slots=True, eq=False)
 class Pages:
-    """Callers whose fetches never end by themselves; `interrupted` are the preempted ones."""
+    """Callers whose fetches never end by themselves; `interrupted` lists the preempted ones."""
 
     limiter: FairLimiter
     nursery: trio.Nursery
@@ -139,7 +139,7 @@ class Pages:
     begun: Counter[CallerId] = field(default_factory=Counter)
     interrupted: list[tuple[CallerId, int]] = field(default_factory=list)
 
-    async def hoard(self, caller: CallerId) -> None:
+    async def hold_slots(self, caller: CallerId) -> None:
         while True:
             slots = await self.limiter.acquire(caller, RunId(caller), weight=1, count_max=50)
             for _ in range(slots):
@@ -159,14 +159,14 @@ class Pages:
 
 
 @pytest.mark.parametrize("callers_count", [1, 5, 40, 100])
-async def test_a_small_caller_soon_has_slots_beside_any_number_of_greedy_ones(
+async def test_a_small_caller_soon_has_slots_beside_many_large_callers(
     callers_count: int, autojump_clock: MockClock
 ) -> None:
     limiter = FairLimiter(capacity=200)
     async with trio.open_nursery() as nursery:
         pages = Pages(limiter, nursery)
         for number in range(callers_count):
-            nursery.start_soon(pages.hoard, CallerId(f"greedy-{number:03}"))
+            nursery.start_soon(pages.hold_slots, CallerId(f"greedy-{number:03}"))
         await wait_all_tasks_blocked()
         held = 0
         with trio.move_on_after(2.5 * PREEMPT_AFTER_S):
@@ -184,7 +184,7 @@ async def test_the_latest_fetches_of_the_largest_holder_are_interrupted(
     async with trio.open_nursery() as nursery:
         pages = Pages(limiter, nursery)
         for name in "def":
-            nursery.start_soon(pages.hoard, CallerId(name))
+            nursery.start_soon(pages.hold_slots, CallerId(name))
         await trio.sleep(20 * PREEMPT_AFTER_S)
         nursery.cancel_scope.cancel()
 
@@ -194,14 +194,14 @@ async def test_the_latest_fetches_of_the_largest_holder_are_interrupted(
     assert 0 not in numbers
 
 
-async def test_callers_that_hold_their_fair_part_are_not_preempted(
+async def test_callers_within_their_fair_part_are_not_preempted(
     autojump_clock: MockClock,
 ) -> None:
     limiter = FairLimiter(capacity=30)
     async with trio.open_nursery() as nursery:
         pages = Pages(limiter, nursery)
         for name in "def":
-            nursery.start_soon(pages.hoard, CallerId(name))
+            nursery.start_soon(pages.hold_slots, CallerId(name))
         await trio.sleep(4 * PREEMPT_AFTER_S)
         settled_count = len(pages.interrupted)
         await trio.sleep(100 * PREEMPT_AFTER_S)
@@ -209,12 +209,12 @@ async def test_callers_that_hold_their_fair_part_are_not_preempted(
         nursery.cancel_scope.cancel()
 
 
-async def test_a_fetch_that_is_paid_for_is_never_interrupted(autojump_clock: MockClock) -> None:
+async def test_a_paid_fetch_is_never_interrupted(autojump_clock: MockClock) -> None:
     limiter = FairLimiter(capacity=1)
     async with trio.open_nursery() as nursery:
         pages = Pages(limiter, nursery, is_paid=True)
         for name in "de":
-            nursery.start_soon(pages.hoard, CallerId(name))
+            nursery.start_soon(pages.hold_slots, CallerId(name))
         await wait_all_tasks_blocked()
         with trio.move_on_after(100 * TURN_S) as waiting:
             await limiter.acquire(A, RunId("1"), weight=1, count_max=1)
@@ -224,12 +224,14 @@ async def test_a_fetch_that_is_paid_for_is_never_interrupted(autojump_clock: Moc
     assert not pages.interrupted
 
 
-async def test_more_callers_than_slots_take_turns(autojump_clock: MockClock) -> None:
+async def test_callers_take_turns_if_there_are_more_callers_than_slots(
+    autojump_clock: MockClock,
+) -> None:
     limiter = FairLimiter(capacity=2)
     async with trio.open_nursery() as nursery:
         pages = Pages(limiter, nursery)
         for name in "def":
-            nursery.start_soon(pages.hoard, CallerId(name))
+            nursery.start_soon(pages.hold_slots, CallerId(name))
         await wait_all_tasks_blocked()
         assert limiter.inflight_count == limiter.slots_count
         with trio.fail_after(TURN_S + PREEMPT_AFTER_S):
@@ -237,7 +239,9 @@ async def test_more_callers_than_slots_take_turns(autojump_clock: MockClock) -> 
         nursery.cancel_scope.cancel()
 
 
-async def test_a_message_that_came_back_has_a_longer_turn(autojump_clock: MockClock) -> None:
+async def test_a_fetch_that_was_preempted_before_runs_longer_the_next_time(
+    autojump_clock: MockClock,
+) -> None:
     limiter = FairLimiter(capacity=1)
     interrupted: list[CallerId] = []
     busy = CallerId("busy")
@@ -275,7 +279,7 @@ async def test_a_cancelled_waiter_leaves_its_slots_to_others() -> None:
 
 
 @pytest.mark.parametrize("is_cancelled_first", [False, True])
-async def test_a_slot_granted_to_a_waiter_that_is_cancelled_at_that_moment_is_not_lost(
+async def test_a_slot_granted_to_a_waiter_at_its_cancellation_is_not_lost(
     is_cancelled_first: bool,
 ) -> None:
     limiter = FairLimiter(capacity=1)
@@ -293,14 +297,14 @@ async def test_a_slot_granted_to_a_waiter_that_is_cancelled_at_that_moment_is_no
         await wait_all_tasks_blocked()
         if is_cancelled_first:
             nursery.cancel_scope.cancel()
-        limiter.release(A, RunId("1"), taken)  # Grants the slot before the waiter can run.
+        limiter.release(A, RunId("1"), taken)  # This grants the slot before the waiter can run.
         nursery.cancel_scope.cancel()
 
     assert limiter.inflight_count == 0
     assert await limiter.acquire(A, RunId("3"), weight=1, count_max=100) == taken
 
 
-async def test_a_task_that_begins_to_write_frees_its_slot() -> None:
+async def test_a_task_that_starts_to_write_frees_its_slot() -> None:
     limiter = FairLimiter(capacity=1)
     await limiter.acquire(A, RunId("1"), weight=1, count_max=1)
 
@@ -309,7 +313,7 @@ async def test_a_task_that_begins_to_write_frees_its_slot() -> None:
     assert await limiter.acquire(B, RunId("2"), weight=1, count_max=1) == 1
 
 
-async def test_no_more_tasks_write_at_once_than_one_caller_may_fetch() -> None:
+async def test_the_number_of_writing_tasks_is_limited_to_what_one_caller_may_fetch() -> None:
     limiter = FairLimiter(capacity=1)
     await limiter.acquire(A, RunId("1"), weight=1, count_max=1)
     limiter.begin_write(A, RunId("1"))
@@ -352,6 +356,6 @@ async def test_a_draining_limiter_grants_no_slot_and_waits_for_the_last_release(
     assert limiter.inflight_count == 0
 
 
-async def test_an_empty_gate_drains_at_once() -> None:
+async def test_a_limiter_without_slots_in_use_drains_at_once() -> None:
     with trio.fail_after(1):
         await FairLimiter(capacity=1).drain()

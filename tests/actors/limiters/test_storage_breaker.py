@@ -1,4 +1,4 @@
-"""Pages that cannot be stored stop all fetching, and none that was paid for is fetched again."""
+"""Pages that cannot be stored stop all fetching, and paid pages are kept and not fetched again."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def a_paid_page(request: ScrapeRequest, attempt: int) -> Outcome:
 
 
 @dataclass(slots=True)
-class Away:
+class FailingWrites:
     """A port whose writes fail for as long as `error` is set."""
 
     inner: Any
@@ -54,8 +54,8 @@ class Away:
         return write
 
 
-def with_blobs(world: World) -> tuple[World, Away]:
-    away = Away(world.env.blobs)
+def with_blobs(world: World) -> tuple[World, FailingWrites]:
+    away = FailingWrites(world.env.blobs)
     return replace(world, env=replace(world.env, blobs=cast("Any", away))), away
 
 
@@ -100,7 +100,7 @@ async def test_a_run_that_waits_for_storage_reports_it(autojump_clock: MockClock
     assert seen.eta_s is None
 
 
-async def test_recovery_is_found_by_single_probes(autojump_clock: MockClock) -> None:
+async def test_recovery_of_the_storage_is_found_by_single_probes(autojump_clock: MockClock) -> None:
     world, blobs = with_blobs(make_world(script=a_paid_page))
     tries: list[float] = []
 
@@ -114,7 +114,8 @@ async def test_recovery_is_found_by_single_probes(autojump_clock: MockClock) -> 
         await trio.sleep(30)
         tries.clear()
         await trio.sleep(100)
-        # A probe at least every 10 s, each followed by one that tells the page from the storage.
+        # There is a probe at least every 10 s, each followed by one that tells whether the page or
+        # the storage is at fault.
         assert 20 <= len(tries) <= 60
         blobs.error = None
 
@@ -164,7 +165,7 @@ async def test_a_discarded_page_is_counted_in_the_cost_and_in_the_history(
     assert {len(task.history) for task in await world.tasks(accepted)} == {2}
 
 
-async def test_pages_are_held_up_to_a_bound(
+async def test_the_number_of_held_pages_is_bounded(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "HELD_BYTES_MAX", 50_000)
@@ -188,14 +189,14 @@ async def test_pages_are_held_up_to_a_bound(
     assert (totals.successful, totals.credits) == (20, 35)
 
 
-async def test_an_outcome_whose_settle_cannot_be_written_is_not_fetched_again(
+async def test_a_page_whose_settle_cannot_be_written_is_not_fetched_again(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     def script(request: ScrapeRequest, attempt: int) -> Outcome:
         return a_paid_page(request, attempt) if "1" in request.url else a_miss(retryable=False)
 
     world = make_world(script=script, think_s=1.0)
-    store = Away(world.env.store)
+    store = FailingWrites(world.env.store)
     store.is_reached = lambda changes: any(
         isinstance(write.key, StatsKey) for change in changes for write in change.writes
     )
@@ -232,13 +233,13 @@ async def test_a_budget_is_not_spent_on_pages_that_cannot_be_stored(
     assert (totals.successful, totals.credits, budget.left) == (50, 50, 10)
 
 
-async def test_one_page_that_the_storage_never_takes_fails_alone(
+async def test_a_page_that_the_storage_never_accepts_fails_alone(
     autojump_clock: MockClock,
 ) -> None:
     world = make_world(script=a_paid_page)
     inner = world.env.blobs
 
-    class Picky:
+    class BlobsThatRejectOnePage:
         def __getattr__(self, name: str) -> Any:
             return getattr(inner, name)
 
@@ -248,7 +249,7 @@ async def test_one_page_that_the_storage_never_takes_fails_alone(
                 raise Unavailable("this one times out")
             return await inner.add(prefix, name, parts)
 
-    world = replace(world, env=replace(world.env, blobs=cast("Any", Picky())))
+    world = replace(world, env=replace(world.env, blobs=cast("Any", BlobsThatRejectOnePage())))
 
     async with world.working():
         accepted = await world.submit(urls(200), max_attempts=2, max_inflight=10)
@@ -259,7 +260,7 @@ async def test_one_page_that_the_storage_never_takes_fails_alone(
     assert [task.problem.code for task in failed if task.problem] == ["worker_crashed"]
 
 
-async def test_a_single_lost_write_stops_no_fetch(
+async def test_a_single_failed_write_stops_no_fetch(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     faults = Faults(before=Counter({"add": 1}))

@@ -1,1 +1,1 @@
-"""Tests."""
+"""Tests of the run poller with real actors around it."""

@@ -1,4 +1,5 @@
-"""Receives for each task at a cap: real pollers on the SQS engine, over a model in virtual time."""
+"""The number of receives for each task of a job at its cap: real pollers with the SQS engine, on a
+model in virtual time."""
 
 from __future__ import annotations
 
@@ -38,20 +39,22 @@ async def test_without_permits_dispatchers_receive_each_message_many_times(
     assert drained.amplification >= 5
 
 
-async def test_a_local_gate_with_a_cooldown_lies_between(autojump_clock: MockClock) -> None:
+async def test_a_local_limit_with_a_cooldown_needs_a_moderate_number_of_receives(
+    autojump_clock: MockClock,
+) -> None:
     drained = await model(Arm(name="local gate", gate=Gate.LOCAL, tasks=300))
 
     assert (drained.done, drained.dead) == (300, 0)
     assert 1.5 < drained.amplification < 5
 
 
-async def test_a_cooldown_spares_the_coordinator_while_a_job_is_at_its_cap(
+async def test_a_cooldown_saves_coordinator_calls_while_a_job_is_at_its_cap(
     autojump_clock: MockClock,
 ) -> None:
     drained = await model(Arm(name="cooldown", tasks=200, dispatchers=40))
 
     assert drained.messages == 200
-    # 143 at the time of writing; 3,713 if each poller tried again after 20 ms.
+    # A measurement gave 143 calls, and 3,713 if each poller tried again after 20 ms.
     assert drained.lease_calls < 2 * 200
 
 
@@ -60,6 +63,6 @@ async def test_a_killed_process_costs_no_more_receives_than_it_had_in_flight(
 ) -> None:
     drained = await model(Arm(name="killed", tasks=300, processes=3, killed_at=100))
 
-    # Each may come back once while its claim is still held, and once more.
+    # Each message may return once while its claim is still held, and once more.
     assert (drained.done, drained.dead) == (300, 0)
     assert 300 <= drained.messages <= 300 + 2 * 5

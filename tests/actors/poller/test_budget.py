@@ -1,4 +1,5 @@
-"""A run with a budget: it pays before it calls, waits when it cannot, and goes on when it can."""
+"""A run with a budget: it reserves the price before each call, waits if the budget is too low, and
+continues when it is raised."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ async def budget_of(world: World, accepted: Accepted) -> Budget:
     return budget
 
 
-async def test_a_run_spends_its_budget_and_not_a_credit_more(autojump_clock: MockClock) -> None:
+async def test_a_run_never_spends_more_than_its_budget(autojump_clock: MockClock) -> None:
     world = a_priced_world(price=10)
 
     async with world.working():
@@ -119,7 +120,7 @@ async def test_failed_attempts_that_are_charged_for_count_against_the_budget(
     assert world.gateway.calls.total() == 10
 
 
-async def test_a_free_gateway_leaves_a_budget_alone(autojump_clock: MockClock) -> None:
+async def test_a_free_gateway_spends_no_budget(autojump_clock: MockClock) -> None:
     world = a_priced_world(price=0)
 
     async with world.working():
@@ -130,7 +131,7 @@ async def test_a_free_gateway_leaves_a_budget_alone(autojump_clock: MockClock) -
     assert (await budget_of(world, accepted)).left == 1
 
 
-async def test_a_call_that_is_cut_off_counts_at_its_price(autojump_clock: MockClock) -> None:
+async def test_an_interrupted_call_counts_at_its_price(autojump_clock: MockClock) -> None:
     world = a_priced_world(price=10, think_s=3_600)
 
     async with world.working():
@@ -141,7 +142,7 @@ async def test_a_call_that_is_cut_off_counts_at_its_price(autojump_clock: MockCl
     assert (await budget_of(world, accepted)).left == 70
 
 
-async def test_a_line_with_dearer_parameters_waits_and_the_others_are_fetched(
+async def test_a_task_with_a_higher_price_waits_and_the_others_are_fetched(
     autojump_clock: MockClock,
 ) -> None:
     world = a_priced_world(price=1)
@@ -159,7 +160,7 @@ async def test_a_line_with_dearer_parameters_waits_and_the_others_are_fetched(
     assert world.gateway.calls.total() == 9
 
 
-async def test_a_gateway_that_charges_more_than_its_price_is_noticed_and_booked(
+async def test_a_call_that_costs_more_than_its_price_is_logged_and_counted(
     autojump_clock: MockClock,
 ) -> None:
     world = a_priced_world(price=10, cost=25)
@@ -175,7 +176,7 @@ async def test_a_gateway_that_charges_more_than_its_price_is_noticed_and_booked(
     assert (await budget_of(world, accepted)).left == 100 - 250
 
 
-async def test_a_payment_whose_answer_was_lost_is_not_made_twice(
+async def test_a_reservation_whose_answer_was_lost_is_not_made_twice(
     autojump_clock: MockClock,
 ) -> None:
     world = a_priced_world(price=10)
@@ -196,7 +197,7 @@ async def test_a_payment_whose_answer_was_lost_is_not_made_twice(
     assert (await budget_of(world, accepted)).left == 1_000 - spent
 
 
-async def test_a_part_that_was_returned_with_a_lost_answer_is_reserved_again(
+async def test_an_amount_returned_with_a_lost_answer_is_reserved_again(
     autojump_clock: MockClock,
 ) -> None:
     world = a_priced_world()
@@ -217,7 +218,7 @@ async def test_a_part_that_was_returned_with_a_lost_answer_is_reserved_again(
     assert (await budget_of(world, accepted)).left == 50
 
 
-async def test_runs_without_a_budget_write_nothing_for_one(autojump_clock: MockClock) -> None:
+async def test_runs_without_a_budget_write_no_budget_rows(autojump_clock: MockClock) -> None:
     world = a_priced_world(price=10)
     written: list[Any] = []
     store = world.env.store

@@ -1,8 +1,7 @@
-"""A budget is never overshot: 50 workers race for it, die, and lose answers, in virtual time.
+"""A budget is never exceeded: 50 workers compete for it, die, and lose answers, in virtual time.
 
-Each seed is another history. CI plays a few; `BUDGET_SEEDS=1000` plays more, and `BUDGET_SEED=7`
-plays the seventh alone.
-"""
+Each seed is another history. CI runs a few; `BUDGET_SEEDS=1000` runs more, and `BUDGET_SEED=7`
+runs the seventh alone."""
 
 from __future__ import annotations
 
@@ -47,7 +46,7 @@ P = TypeVar("P")
 
 @dataclass(slots=True)
 class Life:
-    """One process. Once it is dead nothing that it says is heard, and nobody answers it."""
+    """One process. After its death it has no effect and gets no answers."""
 
     randomness: random.Random
     is_dead: bool = False
@@ -59,7 +58,7 @@ class Life:
 
 
 class _Mortal:
-    """A port as a process sees it that may die, and that loses some of the answers it gets."""
+    """A port of a process that may die and that loses some answers."""
 
     def __init__(self, port: object, life: Life, loses: float) -> None:
         self._port = port
@@ -86,7 +85,8 @@ def mortal(port: P, life: Life, *, loses: float) -> P:
 
 @dataclass(slots=True)
 class Bank:
-    """The gateway, and what it really charged: early or late in a call, whoever still listens."""
+    """The gateway. It records what it charged, early or late in a call, also after the caller is
+    gone."""
 
     randomness: random.Random
     cap: int
@@ -116,7 +116,7 @@ class Bank:
 
 
 class Ledger(MemoryStore):
-    """A store that keeps the last of every share that was written."""
+    """A store that records the last value of every budget reservation."""
 
     shares: dict[str, BudgetReservation]
 
@@ -141,7 +141,7 @@ def view_of(world: World, life: Life) -> Context:
 
 
 async def work(world: World, bank: Bank, accepted: Accepted, life: Life) -> None:
-    """What a process does for one run, until somebody ends it."""
+    """The work of a process on one run, until it is cancelled."""
     env = view_of(world, life)
     beats: Mailbox[HeartbeaterMessage] = Mailbox(capacity=100)
     settles: Mailbox[ShardWriterMessage] = Mailbox(capacity=100)
@@ -177,7 +177,7 @@ async def work(world: World, bank: Bank, accepted: Accepted, life: Life) -> None
 
 
 async def live(world: World, bank: Bank, accepted: Accepted, life: Life) -> None:
-    """One process from its start to its end, which is a stop in good order or a kill."""
+    """One process from its start to an orderly stop or a kill."""
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(work, world, bank, accepted, life)
@@ -187,7 +187,7 @@ async def live(world: World, bank: Bank, accepted: Accepted, life: Life) -> None
 
 
 async def a_history(seed: int) -> Bank:
-    """A job that its budget cannot pay for, and workers that come and go."""
+    """A job that costs more than its budget, and workers that start and die."""
     randomness = random.Random(seed)
     world = make_world()
     ledger = Ledger(world.engine.queue)
@@ -211,7 +211,8 @@ async def a_history(seed: int) -> Bank:
 
 
 def play(seed: int) -> Bank:
-    """The same seed is the same history, Trio's own choices included."""
+    """Runs the history of a seed. Trio's scheduling is seeded too, so the same seed gives the same
+    history."""
     scheduler: Any = trio._core._run
     scheduler._ALLOW_DETERMINISTIC_SCHEDULING = True
     scheduler._r.seed(seed)

@@ -1,4 +1,5 @@
-"""Fair shares among callers and runs, by real pollers: slots are shared, so starts are."""
+"""Fair shares of callers and runs with real pollers: slots are shared, and so are the starts of
+fetches."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ WINDOW_S = 60.0
 
 @dataclass(slots=True)
 class Starts:
-    """A gateway that remembers when each fetch began, by the host that its caller goes to."""
+    """A gateway that records when each fetch began, by host; each caller fetches from its own
+    host."""
 
     think_s: float
     begun: list[tuple[float, str]] = field(default_factory=list)
@@ -37,8 +39,8 @@ class Starts:
         return a_page()
 
     def least_share(self, host: str, *, since: float, until: float) -> float:
-        """The smallest part of all starts that this host had in any window between two instants;
-        a window that begins at a start is as bad as any."""
+        """The smallest share of all starts that this host had in any window between two instants.
+        Only windows that begin at a start need to be checked."""
         shares = []
         for begin, _ in self.begun:
             if since <= begin <= until - WINDOW_S:
@@ -64,7 +66,7 @@ async def test_each_backlogged_caller_gets_half_of_its_even_share_in_every_minut
 
     async with world.working():
         for host, runs_count in zip(busy, (1, 3, 9, 27), strict=True):
-            # Each comes a little later and in more pieces: neither counts.
+            # Each caller starts a little later and has more runs, and neither affects its share.
             for _ in range(runs_count):
                 await world.submit(urls(540 // runs_count, host), caller=CallerId(host))
             await trio.sleep(1)
@@ -90,7 +92,7 @@ async def test_a_caller_with_a_thousand_runs_takes_one_share(autojump_clock: Moc
 
 
 async def _seconds_of_ten(*, beside: int) -> float:
-    """How long ten tasks take beside so many of another caller, once those are under way."""
+    """How long ten tasks take while so many tasks of another caller are already being fetched."""
     world, _ = a_world(capacity=20, think_s=2.0)
     async with world.working():
         if beside:
@@ -106,7 +108,7 @@ async def test_a_small_job_beside_a_huge_one_takes_at_most_twice_its_time(
     autojump_clock: MockClock,
 ) -> None:
     alone_s = await _seconds_of_ten(beside=0)
-    # A poller sees no further than its next receive: what lies behind is as good as a million.
+    # A poller receives only a few messages at a time, so this list acts like one of a million.
     beside_s = await _seconds_of_ten(beside=9_000)
 
     assert beside_s <= 2 * alone_s
@@ -114,7 +116,8 @@ async def test_a_small_job_beside_a_huge_one_takes_at_most_twice_its_time(
 
 @dataclass(slots=True)
 class Silent:
-    """A gateway whose hosts named `silent` never answer within a minute; others do at once."""
+    """A gateway whose hosts named `silent` do not answer within a minute; other hosts answer at
+    once."""
 
     interrupted_count: int = 0
 

@@ -1,4 +1,4 @@
-"""Hosts that take few at a time: their limits hold over all processes, and nothing spins."""
+"""Host limits: they hold over all processes, and waiting for a host costs few calls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ONE, OTHER = "one.example.com", "other.example.com"
 
 @dataclass(slots=True)
 class Hosts:
-    """The outside world, host by host: how many fetches at once, and when each began."""
+    """A gateway that records, by host, how many fetches run at once and when each began."""
 
     think_s: float = 0.2
     busy: Counter[str] = field(default_factory=Counter)
@@ -62,7 +62,7 @@ def a_host_world(think_s: float = 0.2) -> tuple[World, Hosts]:
 
 @asynccontextmanager
 async def helping(world: World) -> AsyncGenerator[None, None]:
-    """One more process on the same engine."""
+    """Runs one more process with the same engine."""
     mail = Mailboxes()
     signals = LocalSignals(mail.discovery.address, mail.streamer.address)
     supervisor = helper_tree(
@@ -84,7 +84,7 @@ def receives_per_task(world: World, tasks: int) -> float:
     return total / tasks
 
 
-async def test_no_more_of_a_host_is_in_flight_than_its_limit_over_all_processes(
+async def test_the_concurrency_limit_of_a_host_holds_over_all_processes(
     autojump_clock: MockClock,
 ) -> None:
     world, hosts = a_host_world()
@@ -99,7 +99,7 @@ async def test_no_more_of_a_host_is_in_flight_than_its_limit_over_all_processes(
     assert hosts.busy_max == {ONE: 3, OTHER: 1}
 
 
-async def test_a_host_is_not_begun_with_more_often_than_its_rate(
+async def test_fetches_of_a_host_begin_no_more_often_than_its_rate_limit(
     autojump_clock: MockClock,
 ) -> None:
     world, hosts = a_host_world()
@@ -113,7 +113,7 @@ async def test_a_host_is_not_begun_with_more_often_than_its_rate(
     starts = hosts.begun[ONE]
     for number, at in enumerate(starts):
         for later, then in enumerate(starts[number:], start=1):
-            # A fetch begins a moment after its place was taken.
+            # A fetch begins a moment after its lease at the host was acquired.
             assert later <= 1 + (then - at + limits.HOST_SLACK_S + 0.1) * 5.0
     assert starts[-1] - starts[0] < 60 / 5.0 * 1.25
 
@@ -137,7 +137,7 @@ async def test_a_page_that_is_being_written_takes_no_place_at_its_host(
     assert starts[-1] - starts[0] < 90
 
 
-async def test_a_full_host_costs_no_second_receive_and_no_attempt(
+async def test_a_host_at_its_limit_costs_no_second_receive_and_no_attempt(
     autojump_clock: MockClock,
 ) -> None:
     world, hosts = a_host_world(think_s=0.5)
@@ -154,7 +154,7 @@ async def test_a_full_host_costs_no_second_receive_and_no_attempt(
     assert hosts.begun[ONE][-1] - hosts.begun[ONE][0] < 300 * 0.5 / 2 * 1.2
 
 
-async def test_a_message_that_cannot_be_held_returns_about_when_it_has_its_turn(
+async def test_a_message_that_cannot_be_held_returns_about_when_its_turn_comes(
     autojump_clock: MockClock,
 ) -> None:
     world, hosts = a_host_world(think_s=0.5)
@@ -241,7 +241,7 @@ async def test_held_messages_are_released_when_the_worker_ends(
     assert (await world.env.queue.depth(accepted.run.run_id)).hidden == 0
 
 
-async def test_tasks_of_other_hosts_do_not_wait_behind_a_full_one(
+async def test_tasks_of_other_hosts_do_not_wait_for_a_host_at_its_limit(
     autojump_clock: MockClock,
 ) -> None:
     world, hosts = a_host_world(think_s=1.0)
@@ -307,7 +307,9 @@ async def test_host_leases_of_a_killed_process_age_out(
     assert trio.current_time() < limits.LEASE_TTL_S + 20
 
 
-async def test_an_outage_while_messages_go_back_ends_nothing(autojump_clock: MockClock) -> None:
+async def test_an_outage_during_the_release_of_held_messages_ends_no_actor(
+    autojump_clock: MockClock,
+) -> None:
     world, hosts = a_host_world()
     faults = Faults()
     world = replace(world, env=replace(world.env, queue=faulty(world.env.queue, faults)))

@@ -1,4 +1,5 @@
-"""An open run whose tasks have all ended costs next to nothing, and wakes when a list is added."""
+"""An open run without unfinished tasks is polled rarely, and starts at once when a list is
+added."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ async def test_an_idle_open_run_is_polled_at_most_twice_a_minute(autojump_clock:
     assert more_count <= IDLE_S / 30
 
 
-async def test_an_idle_open_run_starts_at_once_on_a_list_that_is_added(
+async def test_an_idle_open_run_starts_at_once_when_a_list_is_added(
     autojump_clock: MockClock,
 ) -> None:
     world = make_world()
@@ -66,7 +67,7 @@ def _a_billed_world(**fields: Any) -> World:
     return replace(world, env=replace(world.env, config=config))
 
 
-async def test_a_list_that_was_received_as_a_whole_is_not_polled_until_it_ends(
+async def test_a_run_all_of_whose_messages_were_received_is_not_polled_until_it_ends(
     autojump_clock: MockClock,
 ) -> None:
     world = _a_billed_world(think_s=30.0)
@@ -77,7 +78,8 @@ async def test_a_list_that_was_received_as_a_whole_is_not_polled_until_it_ends(
         await trio.sleep(RECEIVED_ALL_S)
         pollers = world.pollers(supervisor)
 
-    # One brings all messages, one is empty, and each later one follows a look at the run's row.
+    # One receive returns all messages, one is empty, and each later one follows a read of the run's
+    # row.
     assert received <= 2 + 30 / RECEIVED_ALL_S
     assert _receive_count(world) == received
     assert pollers == []
@@ -102,7 +104,7 @@ async def test_tasks_that_are_retried_are_received_when_they_are_due(
     assert took_s[0] <= took_s[1] + 3.0
 
 
-async def test_a_message_that_another_worker_lost_is_received_after_all(
+async def test_a_message_that_another_worker_lost_is_received(
     autojump_clock: MockClock,
 ) -> None:
     world = _a_billed_world(think_s=1.0)

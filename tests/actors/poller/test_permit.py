@@ -69,7 +69,7 @@ async def test_a_permit_has_a_slot_and_a_lease_and_the_cap_bounds_them(
     assert pool.free_count == 0
 
 
-async def test_a_job_at_its_cap_leaves_no_slot_taken(autojump_clock: MockClock) -> None:
+async def test_a_job_at_its_cap_keeps_no_slot(autojump_clock: MockClock) -> None:
     world = make_world(capacity=10)
     accepted = await world.submit(urls(1), max_inflight=CAP)
     await take_permits(await a_pool(world, accepted), CAP)
@@ -79,7 +79,7 @@ async def test_a_job_at_its_cap_leaves_no_slot_taken(autojump_clock: MockClock) 
     assert world.limiter.inflight_count == CAP
 
 
-async def test_a_page_that_has_arrived_passes_slot_and_lease_on_once(
+async def test_a_fetched_page_passes_its_slot_and_lease_on_once(
     autojump_clock: MockClock,
 ) -> None:
     world = make_world(capacity=10)
@@ -95,7 +95,7 @@ async def test_a_page_that_has_arrived_passes_slot_and_lease_on_once(
     assert pool.idle_leases == [permit.lease_id]
 
 
-async def test_slot_and_lease_stay_with_a_task_while_too_many_write(
+async def test_a_task_keeps_its_slot_and_lease_while_too_many_tasks_write(
     autojump_clock: MockClock,
 ) -> None:
     world = make_world(capacity=1)
@@ -180,7 +180,7 @@ async def test_an_interrupted_call_counts_at_its_full_price(autojump_clock: Mock
     assert await pool.reservations.available() == 0
 
 
-async def test_an_unavailable_coordinator_leaves_no_slot_taken(autojump_clock: MockClock) -> None:
+async def test_an_unavailable_coordinator_keeps_no_slot(autojump_clock: MockClock) -> None:
     world = make_world()
     faults = Faults()
     faults.before["acquire"] = 1

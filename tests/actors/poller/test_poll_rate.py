@@ -1,4 +1,4 @@
-"""Where each call has its price, work waits a moment for company, and never for nothing."""
+"""With billed calls, work is grouped for a moment, and no call is made for nothing."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Counting:
         return getattr(self._port, method)
 
 
-class AskedLeases:
-    """A coordinator that remembers how many leases it was asked for, each time."""
+class RequestedLeases:
+    """A coordinator that records how many leases each call requested."""
 
     def __init__(self, coordinator: object) -> None:
         self._coordinator = coordinator
@@ -46,7 +46,7 @@ class AskedLeases:
         return getattr(self._coordinator, method)
 
     async def acquire(self, job_id: str, run_id: str, *, count_max: int, **kwargs: Any) -> Any:
-        if is_ulid(job_id):  # The sweeper's lease is no job's.
+        if is_ulid(job_id):  # The lease of the sweeper belongs to no job.
             self.counts.append(count_max)
         acquire = self.__getattr__("acquire")
         return await acquire(job_id, run_id, count_max=count_max, **kwargs)
@@ -54,7 +54,7 @@ class AskedLeases:
 
 @dataclass(slots=True)
 class UnevenGateway(ScriptedGateway):
-    """Pages take from half of the think time to one and a half."""
+    """A gateway that takes from half of the think time to one and a half of it."""
 
     random: random.Random = field(default_factory=lambda: random.Random(1))
 
@@ -81,7 +81,7 @@ def settle_groups(world: World) -> float:
     return count
 
 
-async def test_settles_and_receives_of_about_a_moment_go_together(
+async def test_settles_and_receives_within_a_moment_are_grouped(
     autojump_clock: MockClock,
 ) -> None:
     world, calls = a_patient_world(think_s=1.0)
@@ -125,10 +125,10 @@ async def test_leases_are_passed_on_and_renewed_together(autojump_clock: MockClo
         await trio.sleep(100)
         totals = await totals_of(world.env, accepted.run)
 
-    # There were ten beats, and eleven times the leases were too old to be passed on.
+    # There were ten heartbeats, and eleven times the leases were too old to be passed on.
     assert totals.done > 100
     assert calls["renew"] <= 25
-    sweeps_max = 1 + 100 // 15  # Each takes a lease, too.
+    sweeps_max = 1 + 100 // 15  # Each call acquires a lease, too.
     assert calls["acquire"] + calls["release"] <= 5 + sweeps_max
 
 
@@ -154,7 +154,7 @@ async def test_a_page_that_waits_to_be_settled_at_shutdown_is_settled(
 
 async def test_an_empty_queue_is_polled_with_one_lease(autojump_clock: MockClock) -> None:
     world = make_world(capacity=50)
-    coordinator = AskedLeases(world.env.coordinator)
+    coordinator = RequestedLeases(world.env.coordinator)
     world = replace(world, env=replace(world.env, coordinator=cast("Any", coordinator)))
     world.gateway.think_s = 60.0
 

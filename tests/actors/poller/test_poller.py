@@ -1,4 +1,4 @@
-"""RunPoller: what a run may have in flight, and what ends its polls."""
+"""RunPoller: how many tasks of a run may be in flight, and what ends its polls."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_a_paused_run_fetches_nothing_new_until_it_is_resumed(
     assert set(world.gateway.calls.values()) == {1}
 
 
-async def test_a_small_job_takes_twice_its_time_at_most_beside_a_large_one(
+async def test_a_small_job_takes_at_most_twice_its_time_beside_a_large_one(
     autojump_clock: MockClock,
 ) -> None:
     world = make_world(capacity=10, think_s=1)
@@ -153,7 +153,7 @@ async def test_a_poller_that_cannot_release_its_leases_ends(
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-async def test_a_poller_without_a_queue_tries_again_when_it_cannot_read_its_run(
+async def test_a_poller_whose_queue_and_run_cannot_be_read_tries_again(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     faults = Faults()
@@ -276,7 +276,8 @@ async def test_a_lease_that_was_acquired_after_a_stop_starts_no_fetch(
 
 
 async def test_a_poller_that_has_ended_leaves_nothing_in_memory(autojump_clock: MockClock) -> None:
-    """Without the collector of cycles, which runs rarely: each poller holds the row of a job."""
+    """The garbage collector is off, because it runs rarely and each poller holds the row of a
+    job."""
     world = make_world()
     gc.collect()
     # An earlier test of the same process may have left some that are still referenced.

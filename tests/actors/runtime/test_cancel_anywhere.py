@@ -1,4 +1,4 @@
-"""Cancellation at every step: wherever it strikes, everything ends, in order, cleaned up."""
+"""Cancellation at every step: wherever it occurs, all children end in order and clean up."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from actors.runtime import (
 from tests.actors.runtime.toys import Boom
 
 BRISK = Intensity(restarts_max=5, within_s=600.0, backoff_s=0.5)
-STOP_S_MAX = 0.5  # Four clean-ups of a tenth of a second, one after the other.
+STOP_S_MAX = 0.5  # Four clean-ups of a tenth of a second run one after the other.
 
 
 @dataclass
 class World:
-    """A small system with everything in it, and the invariants it keeps while it runs."""
+    """A small tree with each kind of child, and the invariants that hold while it runs."""
 
     living: list[str] = field(default_factory=list)
     uncleaned: set[str] = field(default_factory=set)
@@ -71,7 +71,7 @@ class World:
             nursery.start_soon(self.exist, "reader", "base", ("discovery",))
             async for message in inbox:
                 if message == "poison":
-                    self.crashing.add("reader")  # A crash heeds no order; a stop does.
+                    self.crashing.add("reader")  # Only a stop ends children in order.
                     self.crash_count += 1
                     raise Boom
 
@@ -110,7 +110,7 @@ class World:
 
 @dataclass(eq=False)
 class CancelAtStep(trio.abc.Instrument):
-    """Cancels a scope after so many task steps, wherever its tasks happen to be."""
+    """Cancels a scope after a number of task steps, wherever its tasks are then."""
 
     step: int
     scope: trio.CancelScope
@@ -123,7 +123,7 @@ class CancelAtStep(trio.abc.Instrument):
 
 
 async def live(world: World, scope: trio.CancelScope, *, for_s: float) -> float:
-    """Returns how long the stop took, unless the scope was cancelled before its time."""
+    """Returns how long the stop took, or nothing if the scope was cancelled earlier."""
     scope.deadline = trio.current_time() + for_s
     with scope:
         await world.supervisor().run()
@@ -137,7 +137,7 @@ def check(world: World, when: str) -> None:
 
 
 def cancel_at_step(step: int) -> tuple[World, int]:
-    """Returns a world that was cancelled then, and how many steps it took in all."""
+    """Returns a world that was cancelled at this step, and how many steps it took in all."""
     world, scope = World(), trio.CancelScope()
     instrument = CancelAtStep(step, scope)
 
@@ -161,7 +161,7 @@ def test_cancellation_at_any_step_ends_everything_in_order() -> None:
 
 
 def cancel_after(for_s: float) -> tuple[World, float]:
-    """Returns a world that was cancelled then, and how long its stop took."""
+    """Returns a world that was cancelled at this time, and how long its stop took."""
     world = World()
 
     async def main() -> float:

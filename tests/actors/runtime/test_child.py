@@ -1,4 +1,4 @@
-"""The restart decision: every policy, the intensity, the back-off, the strategies' sets."""
+"""The restart decision: policies, restart intensity, back-off, and which siblings restart."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_policy_states_which_ends_cause_a_restart(
     [
         ((), Restart(1.0)),
         ((90.0,), Restart(2.0)),
-        ((90.0, 95.0), Restart(3.0)),  # Doubled to 4, capped at 3.
+        ((90.0, 95.0), Restart(3.0)),  # The delay is doubled to 4 and capped at 3.
         ((90.0, 95.0, 99.0), GiveUp()),
     ],
 )
@@ -72,7 +72,7 @@ def test_restarts_older_than_the_window_are_forgotten() -> None:
     assert verdict == Restart(3.0)
 
 
-def test_no_restarts_allowed_means_giving_up_at_once() -> None:
+def test_with_no_restarts_allowed_the_first_crash_gives_up() -> None:
     never = Intensity(restarts_max=0)
 
     verdict = decide_restart(
@@ -82,7 +82,7 @@ def test_no_restarts_allowed_means_giving_up_at_once() -> None:
     assert verdict == GiveUp()
 
 
-def test_an_intensity_that_no_storm_could_exhaust_is_refused() -> None:
+def test_an_intensity_that_could_never_be_exhausted_is_refused() -> None:
     with pytest.raises(AssertionError):
         Intensity(restarts_max=3, within_s=7.0, backoff_s=1.0, backoff_s_max=10.0)
 

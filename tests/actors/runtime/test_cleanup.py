@@ -24,7 +24,7 @@ async def test_clean_up_continues_although_the_task_is_cancelled(autojump_clock:
     assert trio.current_time() == pytest.approx(3.0)
 
 
-async def test_clean_up_that_overruns_is_cut_off_and_logged(
+async def test_clean_up_that_exceeds_its_time_is_cancelled_and_logged(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     with bounded_cleanup(5.0, what="flush"):

@@ -1,4 +1,4 @@
-"""The dynamic supervisor giving up on a child: escalation, or dropping it alone."""
+"""The dynamic supervisor gives up on a child: it escalates, or it drops the child alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def crash_at_once() -> None:
     raise Boom
 
 
-async def test_a_storm_in_one_child_leaves_the_others_alone_until_it_is_exhausted(
+async def test_repeated_crashes_of_one_child_do_not_affect_the_others_until_it_is_given_up(
     autojump_clock: MockClock, nursery: trio.Nursery
 ) -> None:
     journal: list[str] = []
@@ -35,7 +35,7 @@ async def test_a_storm_in_one_child_leaves_the_others_alone_until_it_is_exhauste
     supervisor = DynamicSupervisor("runs", stop_grace_s=30.0)
     storm = Intensity(restarts_max=4, within_s=60.0, backoff_s=1.0)
 
-    async def brew() -> None:
+    async def crash_repeatedly() -> None:
         await wait_all_tasks_blocked()
         for puppet in puppets("ab", journal).values():
             await supervisor.start_child(puppet.child())
@@ -43,7 +43,7 @@ async def test_a_storm_in_one_child_leaves_the_others_alone_until_it_is_exhauste
         await trio.sleep(14.9)
         before.extend(journal)
 
-    nursery.start_soon(brew)
+    nursery.start_soon(crash_repeatedly)
     with pytest.raises(RestartsExhausted) as raised:
         await supervisor.run()
 
@@ -53,7 +53,7 @@ async def test_a_storm_in_one_child_leaves_the_others_alone_until_it_is_exhauste
     assert sorted(journal) == ["+a", "+b", "-a", "-b"]
 
 
-async def test_an_exhausted_child_can_be_dropped_alone_and_loudly(
+async def test_an_exhausted_child_can_be_dropped_alone_with_a_log_line(
     nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
 ) -> None:
     given_up: list[tuple[str, Exception | None]] = []
@@ -87,7 +87,7 @@ async def test_a_dropped_child_can_be_started_again(nursery: trio.Nursery) -> No
     assert [record.state.value for record in supervisor.records()] == ["running"]
 
 
-async def test_only_so_many_failed_children_are_remembered(nursery: trio.Nursery) -> None:
+async def test_the_number_of_remembered_failed_children_is_bounded(nursery: trio.Nursery) -> None:
     supervisor = DynamicSupervisor("runs", stop_grace_s=30.0, exhaustion=OnExhausted.DROP)
     await nursery.start(supervisor.run)
 

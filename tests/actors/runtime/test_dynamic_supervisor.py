@@ -1,4 +1,4 @@
-"""The dynamic supervisor: children that come, go, crash and linger by name."""
+"""The dynamic supervisor: children that start, stop, crash and overrun by name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def started(nursery: trio.Nursery) -> DynamicSupervisor:
     return supervisor
 
 
-async def test_children_run_as_soon_as_they_were_started(nursery: trio.Nursery) -> None:
+async def test_children_run_as_soon_as_they_are_started(nursery: trio.Nursery) -> None:
     journal: list[str] = []
     supervisor = await started(nursery)
 
@@ -53,7 +53,7 @@ async def test_start_waits_until_the_child_reports_ready(
     assert trio.current_time() == pytest.approx(3.0)
 
 
-async def test_a_child_that_ends_before_it_is_ready_was_never_ready(nursery: trio.Nursery) -> None:
+async def test_starting_a_child_that_ends_before_it_is_ready_fails(nursery: trio.Nursery) -> None:
     async def crash(*, task_status: trio.TaskStatus[None]) -> None:
         raise Boom
 
@@ -68,7 +68,7 @@ async def test_a_child_that_ends_before_it_is_ready_was_never_ready(nursery: tri
     assert supervisor.names() == ()
 
 
-async def test_a_name_is_borne_by_one_child_at_a_time(nursery: trio.Nursery) -> None:
+async def test_a_name_belongs_to_one_child_at_a_time(nursery: trio.Nursery) -> None:
     supervisor = await started(nursery)
     await supervisor.start_child(Puppet("a", []).child())
 
@@ -76,14 +76,14 @@ async def test_a_name_is_borne_by_one_child_at_a_time(nursery: trio.Nursery) -> 
         await supervisor.start_child(Puppet("a", []).child())
 
 
-async def test_a_supervisor_that_does_not_run_takes_no_children(nursery: trio.Nursery) -> None:
+async def test_a_supervisor_that_is_not_running_accepts_no_children(nursery: trio.Nursery) -> None:
     supervisor = DynamicSupervisor("runs", stop_grace_s=30.0)
 
     with pytest.raises(NotSupervising):
         await supervisor.start_child(Puppet("a", []).child())
 
 
-async def test_a_supervisor_that_is_stopping_takes_no_children(
+async def test_a_supervisor_that_is_stopping_accepts_no_children(
     autojump_clock: MockClock, nursery: trio.Nursery
 ) -> None:
     supervisor = DynamicSupervisor("runs", stop_grace_s=30.0)
@@ -237,7 +237,7 @@ async def test_the_stop_of_many_takes_as_long_as_the_slowest(autojump_clock: Moc
     assert trio.current_time() == pytest.approx(4.0)
 
 
-async def test_each_gets_its_own_grace_when_all_stop_together(
+async def test_each_child_has_its_own_grace_when_all_stop_together(
     autojump_clock: MockClock, nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
 ) -> None:
     supervisor = DynamicSupervisor("runs", stop_grace_s=30.0)
@@ -281,7 +281,7 @@ async def test_a_restarted_dynamic_supervisor_begins_empty_and_takes_children_ag
     assert journal == ["+before", "+a", "-before", "-a", "+before", "+a"]
 
 
-async def test_a_cancelled_starter_leaves_the_child_to_the_supervisor(
+async def test_cancelling_a_start_leaves_the_child_with_the_supervisor(
     autojump_clock: MockClock, nursery: trio.Nursery
 ) -> None:
     async def slow(*, task_status: trio.TaskStatus[None]) -> None:

@@ -1,4 +1,4 @@
-"""Live inspection: the tree as a value, as JSON and as text."""
+"""Inspection of a running tree: as a value, as JSON and as text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.actors.runtime.toys import Lingerer, Puppet
 SLOW = Intensity(restarts_max=3, within_s=100.0, backoff_s=5.0)
 
 
-async def hoard(inbox: Inbox[str]) -> None:
+async def keep_unread(inbox: Inbox[str]) -> None:
     await trio.sleep_forever()
 
 
@@ -37,7 +37,7 @@ async def a_running_tree(nursery: trio.Nursery) -> Supervisor:
         "conveyor",
         strategy=Strategy.ONE_FOR_ONE,
         children=[
-            Child("hoarder", run=hoard, mailbox=mailbox),
+            Child("hoarder", run=keep_unread, mailbox=mailbox),
             nest(runs),
             fragile.child(intensity=SLOW),
         ],
@@ -67,7 +67,7 @@ async def test_the_text_shows_the_whole_tree(
     ]
 
 
-async def test_uptime_and_restarts_follow_the_incarnation(
+async def test_uptime_starts_over_and_the_restart_count_grows_with_each_restart(
     autojump_clock: MockClock, nursery: trio.Nursery
 ) -> None:
     conveyor = await a_running_tree(nursery)
@@ -79,7 +79,9 @@ async def test_uptime_and_restarts_follow_the_incarnation(
     )
 
 
-async def test_a_node_survives_json(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
+async def test_a_node_survives_json_encoding(
+    autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
     node = tree(await a_running_tree(nursery))
 
     decoded = json.loads(json.dumps(node.to_dict()))
@@ -103,7 +105,9 @@ async def test_a_tree_that_never_ran_can_be_inspected() -> None:
     assert render(tree(idle)) == "idle  waiting  (supervisor)"
 
 
-async def test_a_stop_can_be_watched(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
+async def test_a_tree_can_be_inspected_while_it_stops(
+    autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
     last = Lingerer("last", [], lingers_s=4.0)
     supervisor = Supervisor(
         "toys",

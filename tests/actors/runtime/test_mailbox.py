@@ -58,7 +58,7 @@ async def test_tell_waits_while_the_mailbox_is_full(nursery: trio.Nursery) -> No
     assert await inbox.receive() == "second"
 
 
-async def test_tell_nowait_names_the_message_that_found_no_room() -> None:
+async def test_tell_nowait_raises_an_error_with_the_message_if_the_mailbox_is_full() -> None:
     mailbox = Mailbox[str](capacity=1)
     mailbox.address.tell_nowait("first")
 
@@ -108,7 +108,7 @@ async def test_the_deadline_covers_the_wait_for_room(autojump_clock: MockClock) 
     assert mailbox.statistics().depth == 1
 
 
-async def test_an_answer_that_ties_with_the_deadline_counts(autojump_clock: MockClock) -> None:
+async def test_an_answer_at_the_same_time_as_the_deadline_counts(autojump_clock: MockClock) -> None:
     mailbox = Mailbox[Double](capacity=1)
 
     def answered(reply: Reply[int]) -> Double:
@@ -153,7 +153,7 @@ async def test_drain_of_an_empty_mailbox_is_empty() -> None:
     assert drain_nowait(Mailbox[int](capacity=1).open_inbox(), 3) == []
 
 
-async def test_a_batch_waits_for_its_first_message_and_takes_the_rest_along(
+async def test_a_batch_waits_for_its_first_message_and_then_takes_all_waiting_ones(
     nursery: trio.Nursery,
 ) -> None:
     mailbox = Mailbox[int](capacity=8)
@@ -171,7 +171,7 @@ async def test_a_batch_waits_for_its_first_message_and_takes_the_rest_along(
     assert batches == [[0, 1, 2]]
 
 
-async def test_closing_an_inbox_leaves_the_unread_mail_for_the_next() -> None:
+async def test_unread_messages_stay_in_the_mailbox_when_an_inbox_is_closed() -> None:
     mailbox = Mailbox[int](capacity=8)
     mailbox.address.tell_nowait(1)
     mailbox.address.tell_nowait(2)
@@ -184,10 +184,10 @@ async def test_closing_an_inbox_leaves_the_unread_mail_for_the_next() -> None:
     assert drain_nowait(mailbox.open_inbox(), 10) == [2, 3]
 
 
-async def test_an_address_for_many_kinds_serves_a_sender_of_one() -> None:
+async def test_an_address_accepts_a_sender_of_one_of_its_message_types() -> None:
     mailbox = Mailbox[int | str](capacity=1)
 
-    # The annotation is the assertion: mypy refuses it unless addresses are contravariant.
+    # The annotation is the assertion: mypy rejects it unless addresses are contravariant.
     narrow: Address[int] = mailbox.address
     narrow.tell_nowait(1)
 

@@ -1,4 +1,4 @@
-"""Stopping: reverse order, each within its grace, and children that ignore theirs."""
+"""Stopping: children stop in reverse order, each within its grace, and some exceed it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ async def run_and_cancel_at(supervisor: Supervisor, at_s: float) -> float:
     return trio.current_time() - scope.deadline
 
 
-# Ten times, since a plain nursery would hit upon the right order once in a while.
+# The test runs ten times, because a plain nursery would sometimes stop in the right order by
+# chance.
 @pytest.mark.parametrize("attempt", range(10))
 async def test_children_start_in_order_and_stop_last_first(
     autojump_clock: MockClock, attempt: int
@@ -54,7 +55,7 @@ async def test_a_child_is_stopped_only_when_the_one_after_it_has_cleaned_up(
     assert took_s == pytest.approx(3.0)
 
 
-async def test_a_nested_supervisor_stops_its_own_before_its_elder_siblings_stop(
+async def test_a_nested_supervisor_stops_its_children_before_earlier_siblings_stop(
     autojump_clock: MockClock,
 ) -> None:
     journal: list[str] = []
@@ -67,7 +68,7 @@ async def test_a_nested_supervisor_stops_its_own_before_its_elder_siblings_stop(
     assert " ".join(journal) == "+a +b +c +d -d -c -b -a"
 
 
-async def test_an_overdue_child_is_reported_and_does_not_hold_up_the_others(
+async def test_an_overdue_child_is_reported_and_does_not_delay_the_others(
     autojump_clock: MockClock, nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
 ) -> None:
     journal: list[str] = []
@@ -103,7 +104,7 @@ async def test_a_child_that_ends_within_its_grace_is_not_reported(
     assert caplog.messages == []
 
 
-async def test_an_overdue_child_is_not_granted_its_grace_a_second_time(
+async def test_an_overdue_child_does_not_get_its_grace_twice(
     autojump_clock: MockClock, nursery: trio.Nursery
 ) -> None:
     journal: list[str] = []
@@ -130,7 +131,7 @@ async def test_an_overdue_child_is_not_granted_its_grace_a_second_time(
     assert journal[-1] == "-stubborn"
 
 
-async def test_a_very_overdue_child_is_reported_again_and_again(
+async def test_a_long_overdue_child_is_reported_repeatedly(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     stubborn = Lingerer("stubborn", [], lingers_s=1.0 + 2.5 * REMINDER_S)
@@ -140,7 +141,9 @@ async def test_a_very_overdue_child_is_reported_again_and_again(
     assert caplog.messages == ["child stubborn is overdue: grace was 1.0 s"] * 3
 
 
-async def test_cancellation_reaches_the_caller_of_the_supervisor(autojump_clock: MockClock) -> None:
+async def test_cancellation_is_raised_in_the_caller_of_the_supervisor(
+    autojump_clock: MockClock,
+) -> None:
     reached: list[str] = []
 
     with trio.move_on_after(1.0) as scope:
@@ -151,7 +154,7 @@ async def test_cancellation_reaches_the_caller_of_the_supervisor(autojump_clock:
     assert reached == []
 
 
-async def test_a_crash_while_stopping_is_logged_and_does_not_break_the_stop(
+async def test_a_crash_during_a_stop_is_logged_and_the_stop_continues(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     journal: list[str] = []
@@ -171,7 +174,7 @@ async def test_a_crash_while_stopping_is_logged_and_does_not_break_the_stop(
     assert states(supervisor)["rude"] == "stopped"
 
 
-async def test_a_crash_among_cancelled_tasks_of_a_child_is_still_seen_as_a_crash(
+async def test_a_crash_among_cancelled_tasks_of_a_child_counts_as_a_crash(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def crash_when_stopped() -> None:
@@ -205,7 +208,7 @@ async def test_a_stop_during_the_back_off_starts_no_child(autojump_clock: MockCl
     assert set(states(supervisor).values()) == {"stopped"}
 
 
-async def test_a_report_of_readiness_does_not_undo_a_stop(autojump_clock: MockClock) -> None:
+async def test_a_late_readiness_report_does_not_undo_a_stop(autojump_clock: MockClock) -> None:
     seen: list[dict[str, str]] = []
 
     async def late(*, task_status: trio.TaskStatus[None]) -> None:
@@ -231,7 +234,7 @@ async def test_a_supervisor_can_run_again_after_a_stop(autojump_clock: MockClock
     assert journal == ["+a", "-a", "+a", "-a"]
 
 
-async def test_a_child_stopped_before_its_first_step_never_takes_it() -> None:
+async def test_a_child_stopped_before_its_first_step_never_runs() -> None:
     journal: list[str] = []
     slot = ChildState(Puppet("a", journal).child())
     slot.begin(trio.current_time())

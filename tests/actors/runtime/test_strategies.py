@@ -1,4 +1,4 @@
-"""Strategies: who restarts with whom, and in which order."""
+"""Strategies: which siblings restart together, and in which order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def started(nursery: trio.Nursery, cast: dict[str, Puppet], strategy: Stra
         (Strategy.REST_FOR_ONE, "-b -d -c +b +c +d"),
     ],
 )
-async def test_the_siblings_stop_last_first_and_start_in_order(
+async def test_siblings_stop_last_first_and_start_in_order(
     nursery: trio.Nursery, strategy: Strategy, restart: str
 ) -> None:
     journal: list[str] = []
@@ -38,7 +38,7 @@ async def test_the_siblings_stop_last_first_and_start_in_order(
 
 
 @pytest.mark.parametrize("strategy", [Strategy.ONE_FOR_ALL, Strategy.REST_FOR_ONE])
-async def test_siblings_wait_out_the_back_off_of_the_child_that_crashed(
+async def test_siblings_wait_for_the_back_off_of_the_child_that_crashed(
     autojump_clock: MockClock, nursery: trio.Nursery, strategy: Strategy
 ) -> None:
     journal: list[str] = []
@@ -104,7 +104,7 @@ async def test_children_that_crash_together_restart_in_order(nursery: trio.Nurse
     assert [line for line in journal if line[0] == "+"][-3:] == ["+a", "+b", "+c"]
 
 
-async def test_a_temporary_sibling_that_went_down_with_another_stays_down(
+async def test_a_temporary_sibling_that_was_stopped_with_others_is_not_restarted(
     nursery: trio.Nursery,
 ) -> None:
     journal: list[str] = []
@@ -118,7 +118,7 @@ async def test_a_temporary_sibling_that_went_down_with_another_stays_down(
     assert journal[3:] == ["-a", "-c", "-b", "+a", "+c"]
 
 
-async def test_a_child_that_finished_is_not_woken_by_a_siblings_crash(
+async def test_a_child_that_has_finished_is_not_restarted_by_a_siblings_crash(
     nursery: trio.Nursery,
 ) -> None:
     journal: list[str] = []
@@ -134,7 +134,7 @@ async def test_a_child_that_finished_is_not_woken_by_a_siblings_crash(
     assert states(supervisor) == {"a": "running", "b": "finished"}
 
 
-async def test_a_child_that_finished_as_its_sibling_crashed_is_not_woken(
+async def test_a_child_that_finishes_while_its_sibling_crashes_is_not_restarted(
     nursery: trio.Nursery,
 ) -> None:
     journal: list[str] = []
@@ -149,7 +149,7 @@ async def test_a_child_that_finished_as_its_sibling_crashed_is_not_woken(
     assert states(supervisor) == {"a": "running", "b": "finished"}
 
 
-async def test_a_lingering_sibling_is_never_joined_by_its_next_incarnation(
+async def test_a_sibling_that_is_slow_to_stop_is_restarted_only_after_it_has_ended(
     autojump_clock: MockClock, nursery: trio.Nursery
 ) -> None:
     living: list[int] = []
@@ -179,7 +179,7 @@ async def test_a_lingering_sibling_is_never_joined_by_its_next_incarnation(
     assert states(supervisor) == {"a": "running", "b": "running"}
 
 
-async def test_a_siblings_crash_does_not_cut_a_back_off_short(
+async def test_a_siblings_crash_does_not_shorten_a_back_off(
     autojump_clock: MockClock, nursery: trio.Nursery
 ) -> None:
     journal: list[str] = []

@@ -1,4 +1,5 @@
-"""The supervisor: policies, readiness, back-off, escalation, and what it passes through."""
+"""The supervisor: restart policies, readiness, back-off, escalation, and exceptions that are not
+crashes."""
 
 from __future__ import annotations
 
@@ -61,11 +62,11 @@ async def test_a_supervisor_returns_when_every_child_has_ended_permanently(
     supervisor = one_for_one(*(puppet.child(Policy.TRANSIENT) for puppet in cast.values()))
     returned = trio.Event()
 
-    async def run_and_tell() -> None:
+    async def run_and_record() -> None:
         await supervisor.run()
         returned.set()
 
-    nursery.start_soon(run_and_tell)
+    nursery.start_soon(run_and_record)
     await wait_all_tasks_blocked()
     await cast["a"].finish()
     assert not returned.is_set()
@@ -74,7 +75,9 @@ async def test_a_supervisor_returns_when_every_child_has_ended_permanently(
     assert returned.is_set()
 
 
-async def test_an_earlier_crash_does_not_taint_a_later_return(nursery: trio.Nursery) -> None:
+async def test_an_earlier_crash_does_not_count_against_a_later_return(
+    nursery: trio.Nursery,
+) -> None:
     cast = puppets("ab", [])
     supervisor = one_for_one(cast["a"].child(Policy.TRANSIENT), cast["b"].child())
     await nursery.start(supervisor.run)
@@ -110,7 +113,7 @@ async def test_a_supervisor_cannot_run_twice_at_once(nursery: trio.Nursery) -> N
         await supervisor.run()
 
 
-async def test_the_next_child_starts_once_the_one_before_reports_ready(
+async def test_the_next_child_starts_once_the_previous_one_reports_ready(
     autojump_clock: MockClock, nursery: trio.Nursery
 ) -> None:
     journal: list[str] = []
@@ -134,7 +137,7 @@ async def test_the_next_child_starts_once_the_one_before_reports_ready(
     assert set(states(supervisor).values()) == {"running"}
 
 
-async def test_a_child_that_crashes_before_it_is_ready_is_tried_again(
+async def test_a_child_that_crashes_before_it_is_ready_is_restarted(
     nursery: trio.Nursery,
 ) -> None:
     journal: list[str] = []
@@ -154,7 +157,7 @@ async def test_a_child_that_crashes_before_it_is_ready_is_tried_again(
     assert journal == ["try", "try", "+after"]
 
 
-async def test_a_crash_is_dealt_with_while_a_later_child_is_still_starting(
+async def test_a_crash_is_handled_while_a_later_child_is_still_starting(
     nursery: trio.Nursery,
 ) -> None:
     journal: list[str] = []
@@ -197,8 +200,8 @@ async def test_the_back_off_grows_with_each_restart(
 async def test_a_child_that_always_crashes_is_given_up_after_its_restarts(
     autojump_clock: MockClock, restarts_max: int, backoff_s: float
 ) -> None:
-    """A supervisor that never gives up would have the child started on and on: such a child sleeps
-    at last, so that the deadline ends the test instead of a hang."""
+    """A supervisor that never gave up would restart the child without end. The child sleeps in the
+    end, so that the deadline fails such a test."""
     starts_count = 0
 
     async def crash_at_once() -> None:
@@ -231,7 +234,7 @@ async def test_crashes_far_apart_never_exhaust_the_restarts(
     assert states(supervisor) == {"a": "running"}
 
 
-async def test_giving_up_stops_the_others_last_first_and_raises_from_the_crash(
+async def test_giving_up_stops_the_other_children_last_first_and_raises_from_the_crash(
     nursery: trio.Nursery,
 ) -> None:
     journal: list[str] = []
@@ -255,7 +258,7 @@ async def test_giving_up_stops_the_others_last_first_and_raises_from_the_crash(
     assert states(supervisor)["b"] == "failed"
 
 
-async def test_a_permanent_child_that_keeps_returning_exhausts_its_restarts_too() -> None:
+async def test_a_permanent_child_that_keeps_returning_is_given_up_too() -> None:
     supervisor = one_for_one(Child("a", run=trio.lowlevel.checkpoint, intensity=PROMPT))
 
     with pytest.raises(RestartsExhausted) as raised:
@@ -264,7 +267,7 @@ async def test_a_permanent_child_that_keeps_returning_exhausts_its_restarts_too(
     assert raised.value.__cause__ is None
 
 
-async def test_a_crash_out_of_the_childs_own_nursery_is_unwrapped() -> None:
+async def test_a_crash_within_the_childs_own_nursery_is_unwrapped() -> None:
     crash = Boom("deep inside")
 
     async def crash_in_nursery() -> None:
@@ -302,7 +305,7 @@ async def test_exhaustion_escalates_from_supervisor_to_supervisor(
     assert len(runs) == 4
     assert isinstance(raised.value.__cause__, RestartsExhausted)
     assert isinstance(raised.value.__cause__.__cause__, Boom)
-    assert len(crash_records(caplog)) == 4  # One traceback a crash, none for the escalation.
+    assert len(crash_records(caplog)) == 4  # One traceback per crash, none for the escalation.
 
 
 async def test_a_crash_is_logged_once_with_its_traceback(

@@ -1,4 +1,4 @@
-"""Toy actors: puppets that crash or finish on command and keep a journal of their lives."""
+"""Toy actors that crash or finish on command and record their starts and ends in a journal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PROMPT = Intensity(restarts_max=3, within_s=60.0, backoff_s=0.0)
 
 
 class Boom(Exception):
-    """The crash of a puppet."""
+    """The error that a puppet crashes with."""
 
 
 class Puppet:
@@ -32,7 +32,7 @@ class Puppet:
             self.journal.append(f"-{self.name}")
 
     async def crash(self, error: BaseException | None = None) -> None:
-        """Crash, and let everyone react who does so without time passing."""
+        """Crashes, and lets every task react that can do so without time passing."""
         self._orders.send_nowait(error or Boom(self.name))
         await wait_all_tasks_blocked()
 
@@ -45,7 +45,7 @@ class Puppet:
 
 
 class Lingerer:
-    """Shields its clean-up for some seconds, whatever its grace."""
+    """Shields its clean-up for some seconds, even beyond its grace."""
 
     def __init__(self, name: str, journal: list[str], *, lingers_s: float) -> None:
         self.name = name
