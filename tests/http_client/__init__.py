@@ -1,1 +1,1 @@
-"""The HTTP client against raw sockets that misbehave on purpose."""
+"""The HTTP client against raw sockets with scripted misbehaviour."""

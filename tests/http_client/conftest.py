@@ -12,7 +12,7 @@ from conveyor.http_client.exchange import Request
 from conveyor.http_client.pool import HttpPool
 from conveyor.http_client.stream import default_tls
 
-# With these limits every body above 10 kB is a large one.
+# With these limits every body above 10 kB counts as large.
 ALL_LARGE = {"unreserved_body_bytes": 10_000, "large_body_bytes": 10_000}
 MakePool = Callable[..., HttpPool]
 # Loading the certificates takes longer than most of these tests.

@@ -1,4 +1,4 @@
-"""A tiny raw server on loopback: each connection runs a script of reads and exact bytes."""
+"""A small raw server on loopback: each connection runs a script of reads and exact bytes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import trio
 
 @dataclass
 class Peer:
-    """One accepted connection, seen from the server."""
+    """One accepted connection on the side of the server."""
 
     stream: trio.SocketStream | trio.SSLStream[trio.SocketStream]
     server: RawServer
     _buffer: bytes = b""
 
     async def request(self) -> bytes:
-        """The next request, head and body; empty at the end of the stream."""
+        """Returns the next request with its body; empty at the end of the stream."""
         while b"\r\n\r\n" not in self._buffer:
             if not await self._read():
                 return b""
@@ -39,12 +39,12 @@ class Peer:
         await self.stream.send_all(data)
 
     async def wait_closed(self) -> None:
-        """Until the client hangs up."""
+        """Waits until the client closes the connection."""
         while await self.stream.receive_some(65536):
             pass
 
     def abort(self) -> None:
-        """Close with a reset rather than a goodbye."""
+        """Closes the connection with a reset."""
         assert isinstance(self.stream, trio.SocketStream)
         linger = struct.pack("ii", 1, 0)
         self.stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
@@ -70,7 +70,7 @@ class RawServer:
 
 
 class Serving:
-    """Serve until the block ends. The block's own error comes out as it is, in no group."""
+    """Serves until the block ends. An error of the block is raised as it is, not within a group."""
 
     def __init__(self, handler: Handler, tls: ssl.SSLContext | None) -> None:
         self._handler = handler
@@ -98,7 +98,7 @@ class Serving:
             async with stream:
                 await self._handler(Peer(stream, server))
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            pass  # A client may hang up at any point of the script.
+            pass  # A client may close its connection at any point of the script.
         finally:
             server.closed += 1
 
@@ -108,7 +108,8 @@ def raw_server(handler: Handler, tls: ssl.SSLContext | None = None) -> Serving:
 
 
 def answering(*replies: bytes) -> Handler:
-    """Answer the nth request of every connection with the nth of `replies`, the last for ever."""
+    """Answers the nth request of every connection with the nth of `replies`, and later ones with
+    the last."""
 
     async def handler(peer: Peer) -> None:
         index = 0
@@ -128,7 +129,7 @@ def answering_then_closing(reply: bytes) -> Handler:
 
 
 def by_path(replies: dict[str, bytes]) -> Handler:
-    """Answer by the path of the request line."""
+    """Answers by the path of the request line."""
 
     async def handler(peer: Peer) -> None:
         while request := await peer.request():

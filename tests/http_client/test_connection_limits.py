@@ -1,4 +1,4 @@
-"""A connection is used again only by its caller, and only when the peer owes nothing on it."""
+"""A connection is reused only for the same caller, and only if no response on it is outstanding."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ async def test_two_callers_never_share_a_connection(pool: HttpPool) -> None:
 
 
 async def test_the_late_answer_to_one_caller_never_reaches_another(pool: HttpPool) -> None:
-    """The site takes the attacker's body for a request, and answers it once the victim asked."""
+    """The site takes the attacker's body for a request, and answers it after the victim's
+    request."""
     victim_asked = trio.Event()
 
     async def handler(peer: Peer) -> None:
@@ -51,7 +52,7 @@ async def test_the_late_answer_to_one_caller_never_reaches_another(pool: HttpPoo
 
 
 @pytest.mark.parametrize(("is_trusted", "connections"), [(False, 2), (True, 1)])
-async def test_a_connection_outlives_a_request_with_a_body_only_at_a_trusted_peer(
+async def test_a_connection_is_reused_after_a_request_with_a_body_only_at_a_trusted_peer(
     make_pool: MakePool, is_trusted: bool, connections: int
 ) -> None:
     pool = make_pool(trusts_peers=is_trusted)
@@ -62,7 +63,7 @@ async def test_a_connection_outlives_a_request_with_a_body_only_at_a_trusted_pee
         assert server.connections == connections
 
 
-async def test_a_connection_is_closed_after_an_upload_in_pieces(pool: HttpPool) -> None:
+async def test_a_connection_is_closed_after_a_streamed_upload(pool: HttpPool) -> None:
     async def pieces() -> AsyncIterator[bytes]:
         yield b"body"
 
@@ -75,8 +76,11 @@ async def test_a_connection_is_closed_after_an_upload_in_pieces(pool: HttpPool) 
     assert pool.idle_count == 0
 
 
-async def test_a_response_to_half_a_request_costs_its_connection(make_pool: MakePool) -> None:
-    """Even a trusted peer may answer too early: what it makes of the rest is not known."""
+async def test_a_connection_is_closed_if_the_response_came_before_the_whole_request(
+    make_pool: MakePool,
+) -> None:
+    """Even a trusted peer may answer too early, and how it treats the rest of the request is
+    unknown."""
     pool = make_pool(trusts_peers=True)
     answered = trio.Event()
 
@@ -110,15 +114,18 @@ async def test_a_response_to_half_a_request_costs_its_connection(make_pool: Make
         reply(reply(b"a response as a body")),
     ],
 )
-async def test_a_connection_is_not_used_again_after_head(pool: HttpPool, answer: bytes) -> None:
+async def test_a_connection_is_not_reused_after_head(pool: HttpPool, answer: bytes) -> None:
     async with raw_server(answering(answer, reply(b"page"))) as server:
         head = Request(method="HEAD", target=target(server.url()), deadline_s=5.0)
         assert (await pool.fetch(head)).body == b""
         assert pool.idle_count == 0
 
 
-async def test_the_late_body_of_a_response_to_head_is_nobodys_page(make_pool: MakePool) -> None:
-    """A trusted peer's connection is kept after HEAD; bytes that follow are seen before its use."""
+async def test_a_late_body_after_head_is_not_taken_for_the_next_response(
+    make_pool: MakePool,
+) -> None:
+    """The connection to a trusted peer is kept after HEAD; bytes that follow are noticed before it
+    is reused."""
     pool = make_pool(trusts_peers=True)
     is_late = trio.Event()
 
@@ -141,7 +148,7 @@ async def test_the_late_body_of_a_response_to_head_is_nobodys_page(make_pool: Ma
 
 
 @pytest.mark.parametrize("interim", ["100 Continue", "102 Processing", "103 Early Hints"])
-async def test_a_connection_is_not_used_again_after_an_interim_response(
+async def test_a_connection_is_not_reused_after_an_interim_response(
     pool: HttpPool, interim: str
 ) -> None:
     answer = f"HTTP/1.1 {interim}\r\n\r\n".encode() + reply(b"page")
@@ -150,9 +157,11 @@ async def test_a_connection_is_not_used_again_after_an_interim_response(
         assert pool.idle_count == 0
 
 
-async def test_a_site_once_seen_to_answer_twice_is_asked_once_a_connection(pool: HttpPool) -> None:
-    """Its surplus cannot be told from the next response when it comes just then; so it is not
-    given the chance again."""
+async def test_connections_to_a_site_that_answered_twice_are_used_for_one_request(
+    pool: HttpPool,
+) -> None:
+    """A surplus response that arrives at the right time cannot be told from the next one, so reuse
+    is avoided."""
 
     async def handler(peer: Peer) -> None:
         while sent := await peer.request():
@@ -170,7 +179,7 @@ async def test_a_site_once_seen_to_answer_twice_is_asked_once_a_connection(pool:
 
 
 @pytest.mark.parametrize("ending", [b"HTTP/1.1 200 OK\r\n", b"garbage"])
-async def test_bytes_after_a_response_cost_all_kept_connections_of_the_origin(
+async def test_surplus_bytes_after_a_response_close_all_kept_connections_of_the_origin(
     pool: HttpPool, ending: bytes
 ) -> None:
     async def handler(peer: Peer) -> None:
@@ -188,7 +197,7 @@ async def test_bytes_after_a_response_cost_all_kept_connections_of_the_origin(
     assert pool.idle_count == 1
 
 
-async def test_idle_connections_are_closed_in_time_though_nothing_else_happens(
+async def test_idle_connections_are_closed_in_time_without_other_activity(
     make_pool: MakePool,
 ) -> None:
     pool = make_pool(keep_alive_s=0.03)
@@ -202,10 +211,11 @@ async def test_idle_connections_are_closed_in_time_though_nothing_else_happens(
     assert (pool.idle_count, pool.origin_count) == (0, 0)
 
 
-async def test_a_timeout_in_a_full_pool_gives_its_slot_of_the_origin_to_the_next(
+async def test_a_timeout_in_a_full_pool_frees_its_slot_of_the_origin(
     make_pool: MakePool,
 ) -> None:
-    """The first waits for the pool and has the only slot of the origin; the second waits for it."""
+    """The first request waits for the pool and has the only slot of the origin; the second waits
+    for that slot."""
     release = trio.Event()
 
     async def slow(peer: Peer) -> None:
@@ -243,7 +253,7 @@ async def expect_timeout(pool: HttpPool, url: str) -> None:
         await pool.fetch(get(url, deadline_s=0.05))
 
 
-async def test_a_cancelled_wait_in_a_full_pool_leaves_no_slot_behind(make_pool: MakePool) -> None:
+async def test_a_cancelled_wait_in_a_full_pool_keeps_no_slot(make_pool: MakePool) -> None:
     pool = make_pool(connections_max=2, connections_per_origin_max=1)
     async with raw_server(answering(reply(b"page"))) as server:
         for _ in range(5):

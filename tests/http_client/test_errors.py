@@ -1,4 +1,5 @@
-"""A process that is out of descriptors, memory, threads or ports blames itself, never the site."""
+"""A process without descriptors, memory, threads or ports reports itself, and never blames the
+site."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ LOCAL = TargetPolicy(allow_private=True)
 
 @contextmanager
 def no_descriptors() -> Iterator[None]:
-    """Those that are open stay open; no other can be opened."""
+    """Open descriptors stay open; no other can be opened."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
     try:
@@ -42,12 +43,12 @@ def target(url: str) -> Target:
     return parsed
 
 
-async def test_a_connect_without_descriptors_is_no_failure_of_the_site() -> None:
+async def test_a_connect_without_free_descriptors_is_no_failure_of_the_site() -> None:
     with no_descriptors(), pytest.raises(OutOfResources):
         await connect("127.0.0.1", 9)
 
 
-async def test_a_refused_connect_is_one() -> None:
+async def test_a_refused_connect_is_a_failure_of_the_site() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
@@ -56,7 +57,9 @@ async def test_a_refused_connect_is_one() -> None:
         await connect("127.0.0.1", port)
 
 
-async def test_a_name_that_cannot_be_looked_up_for_want_of_descriptors_may_exist() -> None:
+async def test_a_lookup_that_fails_without_descriptors_does_not_mean_that_the_name_is_unknown() -> (
+    None
+):
     async def lookup(host: str) -> Sequence[str]:
         raise socket.gaierror(socket.EAI_NONAME, "")
 
@@ -78,7 +81,7 @@ async def test_a_name_that_cannot_be_looked_up_for_want_of_descriptors_may_exist
         socket.gaierror(socket.EAI_MEMORY, ""),
     ],
 )
-async def test_a_shortage_during_a_lookup_is_not_remembered_of_the_name(
+async def test_a_shortage_during_a_lookup_is_not_cached(
     shortage: Exception,
 ) -> None:
     failures = [shortage]
@@ -95,16 +98,16 @@ async def test_a_shortage_during_a_lookup_is_not_remembered_of_the_name(
     assert await resolver.resolve(target("http://site.test/")) == ("127.0.0.1",)
 
 
-def test_with_descriptors_nothing_is_short() -> None:
+def test_a_process_with_free_descriptors_has_no_shortage() -> None:
     check_descriptors()
 
 
-def test_used_up_ports_are_told_from_a_machine_without_such_addresses() -> None:
+def test_exhausted_ports_are_distinguished_from_an_unreachable_address_family() -> None:
     no_address = OSError(errno.EADDRNOTAVAIL, "")
 
-    # A reachable peer: only for want of a port was there no local address.
+    # The peer is reachable, so there was no local address because all ports were in use.
     assert isinstance(judge_connect(no_address, "127.0.0.1", 80), OutOfResources)
-    # A scoped address without its scope can be sent from nowhere.
+    # A scoped address without its scope cannot be reached from any local address.
     assert judge_connect(no_address, "fe80::1", 80) is None
 
 

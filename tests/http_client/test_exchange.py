@@ -1,4 +1,4 @@
-"""The alarm clock of the pool: each wait is ended at its moment, and no other."""
+"""The deadline timer of the pool: each wait is interrupted at its deadline, and no other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from conveyor.http_client.exchange import GRAIN_S, DeadlineTimer
 
 
 class Waiting:
-    """Remembers when it was interrupted."""
+    """Records when it was interrupted."""
 
     def __init__(self, watch: DeadlineTimer) -> None:
         self._watch = watch
@@ -24,7 +24,7 @@ class Waiting:
         return self
 
 
-async def test_each_wait_ends_at_its_own_moment(
+async def test_each_wait_is_interrupted_at_its_own_deadline(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     watch = DeadlineTimer()
@@ -36,7 +36,7 @@ async def test_each_wait_ends_at_its_own_moment(
         watch.forget(waiting)
 
 
-async def test_what_is_forgotten_or_expected_later_is_left_alone(
+async def test_a_removed_or_postponed_wait_is_not_interrupted(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     watch = DeadlineTimer()
@@ -49,7 +49,7 @@ async def test_what_is_forgotten_or_expected_later_is_left_alone(
     assert forgotten.interrupted_at == postponed.interrupted_at == []
 
 
-async def test_a_shorter_wait_rings_before_a_longer_one_that_was_first(
+async def test_a_shorter_wait_is_interrupted_before_an_earlier_longer_one(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     watch = DeadlineTimer()
@@ -61,18 +61,18 @@ async def test_a_shorter_wait_rings_before_a_longer_one_that_was_first(
     assert len(short.interrupted_at) >= 1
 
 
-async def test_who_does_not_listen_is_interrupted_again(
+async def test_a_wait_that_does_not_end_is_interrupted_again(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     watch = DeadlineTimer()
-    deaf = Waiting(watch).until(1.0)
+    busy = Waiting(watch).until(1.0)
     await trio.sleep(1.0 + 10.5 * GRAIN_S)
-    watch.forget(deaf)
+    watch.forget(busy)
 
-    assert len(deaf.interrupted_at) > 5
+    assert len(busy.interrupted_at) > 5
 
 
-async def test_with_nothing_to_wait_for_there_is_no_task(
+async def test_the_timer_runs_no_task_while_there_is_no_wait(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     before = trio.lowlevel.current_statistics().tasks_living

@@ -1,4 +1,5 @@
-"""Permits are shared out among callers: none holds all, and who used least is served first."""
+"""Permits are shared among callers: no caller holds all, and the caller with the least use is
+served first."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ async def test_a_caller_never_holds_more_than_its_share() -> None:
     assert shares.free_count == 5
 
 
-async def test_the_caller_that_used_least_is_served_first(
+async def test_the_caller_with_the_least_use_is_served_first(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     shares = FairPermits(Bounds.fixed(1, 1))
@@ -52,7 +53,7 @@ async def test_the_caller_that_used_least_is_served_first(
     assert served == ["new", "modest", "greedy"]
 
 
-async def test_what_was_used_is_forgotten_in_time(autojump_clock: trio.testing.MockClock) -> None:
+async def test_past_use_is_forgotten_over_time(autojump_clock: trio.testing.MockClock) -> None:
     shares = FairPermits(Bounds.fixed(1, 1))
     assert shares.acquire_nowait("once greedy")
     shares.release("once greedy", 100.0)
@@ -102,7 +103,7 @@ async def test_a_share_shrinks_with_slow_uses_and_grows_with_quick_ones() -> Non
     assert holds() == 10
 
 
-async def test_contention_is_told_when_others_hold_what_a_caller_may_have() -> None:
+async def test_contention_is_reported_when_others_hold_what_a_caller_may_have() -> None:
     answers: list[bool] = []
     shares = FairPermits(
         Bounds.fixed(2, 2), on_contention=lambda: answers.append(shares.is_contended)
@@ -128,7 +129,7 @@ async def test_contention_is_told_when_others_hold_what_a_caller_may_have() -> N
     st.integers(1, 4),
     st.integers(1, 4),
 )
-def test_no_permit_is_lost_or_made_whatever_is_cancelled(
+def test_no_permit_is_lost_or_duplicated_whatever_is_cancelled(
     uses: list[tuple[str, bool]], total: int, per_caller: int
 ) -> None:
     async def main() -> None:
@@ -162,7 +163,7 @@ def test_no_permit_is_lost_or_made_whatever_is_cancelled(
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 5), st.booleans()), max_size=30),
     st.integers(5, 12),
 )
-def test_uses_of_several_permits_end_and_hold_no_more_than_there_are(
+def test_uses_of_several_permits_all_end_and_stay_within_the_total(
     uses: list[tuple[str, int, bool]], total: int
 ) -> None:
     async def main() -> None:
@@ -191,7 +192,7 @@ def test_uses_of_several_permits_end_and_hold_no_more_than_there_are(
     trio.run(main)
 
 
-async def test_a_large_use_is_not_passed_by_small_ones_for_ever() -> None:
+async def test_small_uses_cannot_delay_a_large_one_without_end() -> None:
     shares = FairPermits(Bounds.fixed(4, 4))
     served: list[str] = []
 
@@ -216,7 +217,7 @@ async def test_a_large_use_is_not_passed_by_small_ones_for_ever() -> None:
     assert served == ["large", "small"]
 
 
-async def test_a_large_use_that_is_cancelled_lets_smaller_ones_pass() -> None:
+async def test_a_cancelled_large_use_lets_smaller_ones_proceed() -> None:
     shares = FairPermits(Bounds.fixed(2, 2))
     assert shares.acquire_nowait("holder")
     async with trio.open_nursery() as nursery, trio.open_nursery() as large:
@@ -239,7 +240,8 @@ async def test_idle_callers_are_forgotten() -> None:
 
 
 class NameServers:
-    """Quick for most names, silent for those that say so; at most so many threads."""
+    """Name servers that answer quickly, except for names that contain `silent`; counts the lookups
+    in progress."""
 
     def __init__(self) -> None:
         self.busy_count = 0
@@ -256,7 +258,7 @@ class NameServers:
 
 
 @pytest.mark.parametrize("attackers_count", [1, 40])
-async def test_names_with_silent_servers_do_not_delay_the_names_of_another_caller(
+async def test_names_with_unresponsive_servers_do_not_delay_the_names_of_another_caller(
     attackers_count: int, autojump_clock: trio.testing.MockClock
 ) -> None:
     servers = NameServers()
@@ -288,7 +290,7 @@ async def test_names_with_silent_servers_do_not_delay_the_names_of_another_calle
     assert servers.busy_count_max <= LOOKUPS.total + SLOW_LOOKUPS_MAX
 
 
-async def test_a_lookup_is_waited_for_five_seconds_and_its_late_answer_is_kept(
+async def test_a_lookup_is_waited_for_five_seconds_and_its_late_answer_is_cached(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     resolver = Resolver(TargetPolicy(), NameServers())
@@ -305,7 +307,7 @@ async def test_a_lookup_is_waited_for_five_seconds_and_its_late_answer_is_kept(
     assert await resolver.resolve(name) == ("93.184.216.34",)
 
 
-async def test_a_name_in_another_callers_line_is_looked_up_at_once(
+async def test_a_name_queued_by_another_caller_is_looked_up_at_once(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     resolver = Resolver(TargetPolicy(), NameServers())

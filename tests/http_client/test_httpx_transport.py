@@ -1,4 +1,4 @@
-"""An httpx client on the pool: same answers, same guard."""
+"""An httpx client on the pool: the same answers, and the same SSRF guard."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.http_client.conftest import MakePool
 from tests.http_client.server import Peer, answering, raw_server, reply
 
 
-async def test_an_httpx_client_reads_a_compressed_page_once(pool: HttpPool) -> None:
+async def test_an_httpx_client_reads_a_compressed_page(pool: HttpPool) -> None:
     page = gzip.compress(b"hello")
     answer = reply(page, headers={"Content-Encoding": "gzip", "X-Kind": "a"})
     async with (
@@ -43,7 +43,7 @@ async def test_an_httpx_client_cannot_reach_what_the_policy_forbids(make_pool: M
     assert server.connections == 0
 
 
-async def test_errors_of_the_pool_are_errors_of_httpx(pool: HttpPool) -> None:
+async def test_errors_of_the_pool_are_raised_as_errors_of_httpx(pool: HttpPool) -> None:
     async with (
         raw_server(answering(b"nonsense\r\n\r\n")) as server,
         httpx.AsyncClient(transport=PoolTransport(pool)) as client,
@@ -52,7 +52,9 @@ async def test_errors_of_the_pool_are_errors_of_httpx(pool: HttpPool) -> None:
             await client.get(server.url())
 
 
-async def test_a_body_comes_as_it_arrives_and_leaves_its_connection_usable(pool: HttpPool) -> None:
+async def test_a_body_is_streamed_as_it_arrives_and_its_connection_is_reused(
+    pool: HttpPool,
+) -> None:
     was_read = trio.Event()
 
     async def halting(peer: Peer) -> None:
@@ -77,7 +79,7 @@ async def test_a_body_comes_as_it_arrives_and_leaves_its_connection_usable(pool:
     assert server.connections == 1
 
 
-async def test_who_leaves_a_body_before_its_end_closes_the_connection(pool: HttpPool) -> None:
+async def test_a_connection_is_closed_if_its_body_is_not_read_to_the_end(pool: HttpPool) -> None:
     left = trio.Event()
 
     async def endless(peer: Peer) -> None:
@@ -99,7 +101,9 @@ async def test_who_leaves_a_body_before_its_end_closes_the_connection(pool: Http
 
 
 @pytest.mark.parametrize("encoding", ["identity", "gzip"])
-async def test_a_streamed_body_is_capped_when_decoded(pool: HttpPool, encoding: str) -> None:
+async def test_the_size_limit_of_a_streamed_body_applies_to_its_decoded_size(
+    pool: HttpPool, encoding: str
+) -> None:
     page = bytes(range(256)) * 40
     body = gzip.compress(page) if encoding == "gzip" else page
     answer = reply(body, headers={"Content-Encoding": encoding})
@@ -114,7 +118,7 @@ async def test_a_streamed_body_is_capped_when_decoded(pool: HttpPool, encoding: 
         assert (await large.get(server.url())).content == page
 
 
-async def test_a_read_timeout_of_httpx_counts(pool: HttpPool) -> None:
+async def test_the_read_timeout_of_httpx_applies(pool: HttpPool) -> None:
     async def silent(peer: Peer) -> None:
         await peer.request()
         await peer.wait_closed()
@@ -142,7 +146,7 @@ async def test_a_body_of_known_length_is_sent_in_pieces(pool: HttpPool) -> None:
     assert server.requests[0].endswith(b"\r\n\r\none two")
 
 
-async def test_an_answer_to_head_with_an_unknown_encoding_is_an_answer(pool: HttpPool) -> None:
+async def test_an_unknown_encoding_in_the_answer_to_head_is_no_error(pool: HttpPool) -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 100000000\r\nContent-Encoding: odd\r\n\r\n"
     async with (
         raw_server(answering(head)) as server,
@@ -151,7 +155,9 @@ async def test_an_answer_to_head_with_an_unknown_encoding_is_an_answer(pool: Htt
         assert (await client.head(server.url())).content == b""
 
 
-async def test_an_answer_that_comes_before_the_whole_body_was_sent_is_heard(pool: HttpPool) -> None:
+async def test_an_answer_that_arrives_before_the_whole_body_was_sent_is_returned(
+    pool: HttpPool,
+) -> None:
     async def refusing(peer: Peer) -> None:
         await peer.stream.receive_some(1000)
         await peer.send(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno")
@@ -172,7 +178,7 @@ async def test_an_answer_that_comes_before_the_whole_body_was_sent_is_heard(pool
     assert (response.status_code, response.content) == (413, b"no")
 
 
-async def test_a_get_over_a_kept_connection_that_dies_is_sent_again(pool: HttpPool) -> None:
+async def test_a_get_is_repeated_if_its_kept_connection_was_closed(pool: HttpPool) -> None:
     async def once(peer: Peer) -> None:
         await peer.request()
         await peer.send(reply(b"one"))

@@ -1,4 +1,5 @@
-"""Large and slow bodies: none holds up another caller, and those that drip are cut off."""
+"""Large and slow bodies: none delays another caller, and bodies that arrive too slowly are
+interrupted."""
 
 from __future__ import annotations
 
@@ -33,8 +34,8 @@ LARGE = 200_000
 NEVER = Rate(1e6, 1.0)
 
 
-def dripping(start_bytes: int, size_bytes: int = LARGE) -> Callable[[Peer], Awaitable[None]]:
-    """Announces a large body, sends the start of it at once and the rest by the byte."""
+def slow_reply(start_bytes: int, size_bytes: int = LARGE) -> Callable[[Peer], Awaitable[None]]:
+    """Announces a large body, sends its start at once and the rest byte by byte."""
 
     async def handler(peer: Peer) -> None:
         await peer.request()
@@ -52,23 +53,27 @@ async def expect_cut(pool: HttpPool, url: str, partition: str) -> None:
         await pool.fetch(get(url, partition=partition, deadline_s=30.0))
 
 
-async def test_a_body_that_drips_is_cut_off_long_before_its_deadline(make_pool: MakePool) -> None:
+async def test_a_body_that_arrives_too_slowly_is_interrupted_long_before_its_deadline(
+    make_pool: MakePool,
+) -> None:
     pool = make_pool(body_rate_min=Rate(0.03, 100_000.0))
-    async with raw_server(dripping(0)) as server:
+    async with raw_server(slow_reply(0)) as server:
         with pytest.raises(TooSlow):
             await pool.fetch(get(server.url(), deadline_s=1e6))
 
     assert pool.origin_count == 0
 
 
-async def test_a_body_that_drips_and_is_not_wanted_is_cut_off_too(make_pool: MakePool) -> None:
+async def test_an_unwanted_body_that_arrives_too_slowly_is_interrupted_too(
+    make_pool: MakePool,
+) -> None:
     pool = make_pool(body_rate_min=Rate(0.03, 100_000.0))
-    async with raw_server(dripping(0)) as server:
+    async with raw_server(slow_reply(0)) as server:
         with pytest.raises(TooSlow):
             await pool.fetch(get(server.url(), deadline_s=1e6, wants_body=lambda status: False))
 
 
-async def test_a_pause_within_the_grace_is_no_drip(make_pool: MakePool) -> None:
+async def test_a_pause_within_the_grace_does_not_interrupt_a_body(make_pool: MakePool) -> None:
     async def handler(peer: Peer) -> None:
         await peer.request()
         await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\npa")
@@ -84,7 +89,7 @@ async def test_an_announced_length_reserves_no_memory(make_pool: MakePool) -> No
     pool = make_pool(large_bodies_bytes_max=LARGE, unreserved_body_bytes=100_000)
     large = b"x" * LARGE
     async with (
-        raw_server(dripping(50_000)) as hostile,
+        raw_server(slow_reply(50_000)) as hostile,
         raw_server(answering(reply(large))) as honest,
         trio.open_nursery() as nursery,
     ):
@@ -94,7 +99,7 @@ async def test_an_announced_length_reserves_no_memory(make_pool: MakePool) -> No
         nursery.cancel_scope.cancel()
 
 
-async def test_one_caller_cannot_hold_the_memory_of_all(make_pool: MakePool) -> None:
+async def test_one_caller_cannot_use_all_of_the_body_memory(make_pool: MakePool) -> None:
     pool = make_pool(
         large_bodies_bytes_max=4 * LARGE,
         **ALL_LARGE,
@@ -103,7 +108,7 @@ async def test_one_caller_cannot_hold_the_memory_of_all(make_pool: MakePool) -> 
     )
     large = b"x" * LARGE
     async with (
-        raw_server(dripping(50_000)) as hostile,
+        raw_server(slow_reply(50_000)) as hostile,
         raw_server(answering(reply(large))) as honest,
         trio.open_nursery() as nursery,
     ):
@@ -116,7 +121,9 @@ async def test_one_caller_cannot_hold_the_memory_of_all(make_pool: MakePool) -> 
         nursery.cancel_scope.cancel()
 
 
-async def test_slow_bodies_of_many_callers_give_way_to_one_that_waits(make_pool: MakePool) -> None:
+async def test_slow_bodies_of_many_callers_are_interrupted_when_another_one_waits(
+    make_pool: MakePool,
+) -> None:
     pool = make_pool(
         large_bodies_bytes_max=2 * LARGE,
         **ALL_LARGE,
@@ -132,7 +139,7 @@ async def test_slow_bodies_of_many_callers_give_way_to_one_that_waits(make_pool:
         cut.append(partition)
 
     async with (
-        raw_server(dripping(50_000)) as hostile,
+        raw_server(slow_reply(50_000)) as hostile,
         raw_server(answering(reply(large))) as honest,
         trio.open_nursery() as nursery,
     ):
@@ -167,13 +174,13 @@ def make_watched_pool(make_pool: MakePool, **limits: Rate) -> tuple[HttpPool, Ca
 
 @pytest.mark.parametrize("encoding", ["identity", "gzip"])
 @pytest.mark.parametrize("size_bytes", [MEDIUM, LARGER])
-async def test_many_bodies_at_once_stay_within_the_memory_and_all_arrive(
+async def test_many_concurrent_bodies_stay_within_the_memory_and_all_arrive(
     make_pool: MakePool, size_bytes: int, encoding: str
 ) -> None:
     pool, reserved = make_watched_pool(make_pool)
     body = random.Random(1).randbytes(size_bytes)
     sent = body if encoding == "identity" else gzip.compress(body)
-    # What arrives before a body needs a reservation, and with the last read.
+    # Bytes that arrive before a body needs a reservation are added, and those of the last read.
     uncounted_bytes = UNRESERVED + RECEIVE_BYTES
     arrived = pages_in_memory = 0
 
@@ -191,7 +198,7 @@ async def test_many_bodies_at_once_stay_within_the_memory_and_all_arrive(
         arrived += 1
         pages_in_memory += 1
         assert reserved() >= pages_in_memory * (size_bytes - uncounted_bytes)
-        await trio.sleep(0.002)  # It takes a while until the page is stored.
+        await trio.sleep(0.002)  # Storing the page takes a while.
         pages_in_memory -= 1
         page.release()
 
@@ -220,7 +227,7 @@ async def test_a_page_holds_its_memory_until_it_is_released(make_pool: MakePool)
     assert reserved() == 0
 
 
-async def test_without_memory_of_its_own_a_body_is_counted_until_it_has_arrived(
+async def test_a_body_without_a_reservation_is_counted_until_it_has_arrived(
     make_pool: MakePool,
 ) -> None:
     pool, reserved = make_watched_pool(make_pool)
@@ -230,12 +237,12 @@ async def test_without_memory_of_its_own_a_body_is_counted_until_it_has_arrived(
     assert reserved() == 0
 
 
-async def test_a_cancelled_fetch_returns_its_memory_and_its_place(make_pool: MakePool) -> None:
+async def test_a_cancelled_fetch_releases_its_memory_and_its_turn(make_pool: MakePool) -> None:
     pool, reserved = make_watched_pool(
         make_pool, large_body_rate_min=NEVER, crowded_body_rate_min=NEVER
     )
-    async with raw_server(dripping(450_000, LARGER)) as server, trio.open_nursery() as nursery:
-        # Two hold all that the caller may have, and one waits.
+    async with raw_server(slow_reply(450_000, LARGER)) as server, trio.open_nursery() as nursery:
+        # Two fetches hold all that the caller may have, and one waits.
         for _ in range(3):
             nursery.start_soon(expect_cut, pool, server.url(), "caller")
         while reserved() < 2 * LARGER or not pool._body_memory.large._waiters_count:
@@ -251,7 +258,7 @@ async def test_a_small_page_does_not_wait_for_the_memory_of_large_ones(make_pool
         make_pool, large_body_rate_min=NEVER, crowded_body_rate_min=NEVER
     )
     async with (
-        raw_server(dripping(450_000, LARGER)) as slow,
+        raw_server(slow_reply(450_000, LARGER)) as slow,
         raw_server(answering(reply(b"page"))) as quick,
         trio.open_nursery() as nursery,
     ):
@@ -263,7 +270,7 @@ async def test_a_small_page_does_not_wait_for_the_memory_of_large_ones(make_pool
         nursery.cancel_scope.cancel()
 
 
-async def test_a_body_without_memory_before_its_deadline_is_not_the_fault_of_the_site(
+async def test_a_body_that_gets_no_memory_before_its_deadline_is_not_a_failure_of_the_site(
     make_pool: MakePool,
 ) -> None:
     pool, _ = make_watched_pool(make_pool)
@@ -278,7 +285,7 @@ async def test_a_body_without_memory_before_its_deadline_is_not_the_fault_of_the
 
 
 class Recording:
-    """Threads, and which of them did the work."""
+    """Runs work in threads and records which thread did it."""
 
     def __init__(self) -> None:
         self._threads = ThreadExecutor(COMPUTE_THREADS_MAX)
@@ -300,7 +307,7 @@ def make_encoded_reply(body: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(("size_bytes", "is_aside"), [(20_000, False), (400_000, True)])
-async def test_large_bodies_are_decoded_in_another_thread_and_small_ones_here(
+async def test_large_bodies_are_decoded_in_another_thread_and_small_ones_in_this_one(
     size_bytes: int, is_aside: bool
 ) -> None:
     executor = Recording()
@@ -314,7 +321,7 @@ async def test_large_bodies_are_decoded_in_another_thread_and_small_ones_here(
     assert threading.get_ident() not in executor.idents
 
 
-async def test_a_small_body_that_grows_is_decoded_in_another_thread() -> None:
+async def test_a_small_body_that_inflates_to_a_large_one_is_decoded_in_another_thread() -> None:
     executor = Recording()
     pool = HttpPool(TargetPolicy(allow_private=True), tls=TLS, executor=executor)
     packed = gzip.compress(bytes(3_000_000))
@@ -326,7 +333,7 @@ async def test_a_small_body_that_grows_is_decoded_in_another_thread() -> None:
     assert executor.count
 
 
-async def test_work_without_output_ends_the_fetch_and_closes_its_connection() -> None:
+async def test_decoding_without_output_ends_the_fetch_and_closes_its_connection() -> None:
     pool = HttpPool(
         TargetPolicy(allow_private=True), tls=TLS, executor=ThreadExecutor(COMPUTE_THREADS_MAX)
     )
@@ -364,7 +371,7 @@ async def test_each_caller_decodes_in_one_thread_at_a_time() -> None:
     assert len(running) == 4
 
 
-def test_the_default_rates_are_those_of_the_specification() -> None:
+def test_the_default_minimum_rates_are_those_of_the_specification() -> None:
     limits = PoolLimits()
 
     assert [limits.body_rate_min.seconds_for(n * 1024) for n in (1, 100)] == [30, 100]

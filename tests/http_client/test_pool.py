@@ -1,4 +1,4 @@
-"""Connections are kept, reused, limited and closed as the pool promises."""
+"""The connection pool: connections are kept, reused, limited and closed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.http_client.conftest import ALL_LARGE, MakePool, get, target
 from tests.http_client.server import Peer, answering, answering_then_closing, raw_server, reply
 
 
-async def test_a_page_comes_back_with_its_status_headers_and_body(pool: HttpPool) -> None:
+async def test_a_page_is_returned_with_its_status_headers_and_body(pool: HttpPool) -> None:
     async with raw_server(answering(reply(b"hello", headers={"X-Kind": "greeting"}))) as server:
         response = await pool.fetch(get(server.url("/a?b=c")))
 
@@ -45,7 +45,7 @@ async def test_one_connection_serves_many_requests_in_turn(pool: HttpPool) -> No
         b"HTTP/1.1 204 No Content\r\n\r\nevil",
     ],
 )
-async def test_a_connection_that_ended_elsewhere_than_its_response_is_not_reused(
+async def test_a_connection_is_not_reused_if_it_ended_before_or_after_its_response(
     pool: HttpPool, answer: bytes
 ) -> None:
     async with raw_server(answering(answer)) as server:
@@ -56,7 +56,7 @@ async def test_a_connection_that_ended_elsewhere_than_its_response_is_not_reused
     assert first.body == second.body != b"evil"
 
 
-async def test_bytes_sent_into_an_idle_connection_are_never_taken_for_an_answer(
+async def test_bytes_sent_on_an_idle_connection_are_never_taken_for_a_response(
     pool: HttpPool,
 ) -> None:
     sent = trio.Event()
@@ -81,7 +81,7 @@ async def test_bytes_sent_into_an_idle_connection_are_never_taken_for_an_answer(
     assert server.connections == 2
 
 
-async def test_a_get_is_sent_again_when_a_kept_connection_turns_out_dead(pool: HttpPool) -> None:
+async def test_a_get_is_repeated_if_its_kept_connection_was_closed(pool: HttpPool) -> None:
     async def handler(peer: Peer) -> None:
         await peer.request()
         await peer.send(reply(b"ok"))
@@ -100,7 +100,7 @@ async def test_a_get_is_sent_again_when_a_kept_connection_turns_out_dead(pool: H
     assert len(server.requests) == 3
 
 
-async def test_a_post_is_not_sent_again_when_its_connection_dies_without_an_answer(
+async def test_a_post_is_not_repeated_if_its_connection_closes_without_an_answer(
     pool: HttpPool,
 ) -> None:
     async def handler(peer: Peer) -> None:
@@ -118,7 +118,7 @@ async def test_a_post_is_not_sent_again_when_its_connection_dies_without_an_answ
     assert server.requests[1].endswith(b"Content-Length: 4\r\n\r\nonce")
 
 
-async def test_a_post_takes_a_new_connection_when_the_kept_one_was_closed_before(
+async def test_a_post_uses_a_new_connection_if_the_kept_one_was_closed_before(
     pool: HttpPool,
 ) -> None:
     async with raw_server(answering_then_closing(reply(b"ok"))) as server:
@@ -152,7 +152,7 @@ async def test_a_cancelled_fetch_closes_its_connection(pool: HttpPool) -> None:
     assert pool.origin_count == 0
 
 
-async def test_a_deadline_ends_a_drip_and_closes_its_connection(pool: HttpPool) -> None:
+async def test_a_deadline_ends_a_slow_response_and_closes_its_connection(pool: HttpPool) -> None:
     gone = trio.Event()
 
     async def handler(peer: Peer) -> None:
@@ -171,7 +171,9 @@ async def test_a_deadline_ends_a_drip_and_closes_its_connection(pool: HttpPool) 
         await gone.wait()
 
 
-async def test_silence_ends_a_fetch_long_before_its_deadline(make_pool: MakePool) -> None:
+async def test_a_peer_that_sends_nothing_ends_a_fetch_long_before_its_deadline(
+    make_pool: MakePool,
+) -> None:
     async def handler(peer: Peer) -> None:
         await peer.request()
         await peer.wait_closed()
@@ -181,10 +183,10 @@ async def test_silence_ends_a_fetch_long_before_its_deadline(make_pool: MakePool
             await make_pool(read_timeout_s=0.03).fetch(get(server.url(), deadline_s=1e6))
 
 
-async def test_waiting_for_a_turn_at_a_large_body_ends_at_the_deadline_only(
+async def test_a_wait_for_a_large_body_permit_ends_at_the_deadline_only(
     make_pool: MakePool,
 ) -> None:
-    read_timeout_s = 0.3  # A busy machine may drip ten times slower.
+    read_timeout_s = 0.3  # On a busy machine the sender may be ten times slower.
     large = b"x" * 500_000
     arrival, release = trio.Event(), trio.Event()
 
@@ -216,7 +218,7 @@ async def test_waiting_for_a_turn_at_a_large_body_ends_at_the_deadline_only(
         assert (await pool.fetch(get(other.url()))).body == large
 
 
-async def test_a_peer_that_takes_nothing_of_a_large_request_is_given_up(
+async def test_a_peer_that_reads_nothing_of_a_large_request_is_given_up(
     make_pool: MakePool,
 ) -> None:
     async def handler(peer: Peer) -> None:
@@ -228,7 +230,7 @@ async def test_a_peer_that_takes_nothing_of_a_large_request_is_given_up(
             await make_pool(read_timeout_s=0.03).fetch(post)
 
 
-async def test_a_refused_connection_is_told_apart(pool: HttpPool) -> None:
+async def test_a_refused_connection_has_an_error_of_its_own(pool: HttpPool) -> None:
     async with raw_server(answering(reply())) as server:
         url = server.url()
 
@@ -236,7 +238,7 @@ async def test_a_refused_connection_is_told_apart(pool: HttpPool) -> None:
         await pool.fetch(get(url))
 
 
-async def test_no_more_connections_than_the_limit_per_origin(make_pool: MakePool) -> None:
+async def test_the_connections_per_origin_are_limited(make_pool: MakePool) -> None:
     open_now = [0, 0]
     release = trio.Event()
 
@@ -262,7 +264,9 @@ async def test_no_more_connections_than_the_limit_per_origin(make_pool: MakePool
     assert len(server.requests) == 10
 
 
-async def test_an_idle_connection_makes_room_for_another_origin(make_pool: MakePool) -> None:
+async def test_an_idle_connection_is_closed_to_make_room_for_another_origin(
+    make_pool: MakePool,
+) -> None:
     pool = make_pool(connections_max=2)
     async with (
         raw_server(answering(reply(b"1"))) as one,
@@ -278,7 +282,7 @@ async def test_an_idle_connection_makes_room_for_another_origin(make_pool: MakeP
         assert three.connections == 1
 
 
-async def test_an_idle_connection_past_its_time_is_not_reused(make_pool: MakePool) -> None:
+async def test_an_expired_idle_connection_is_not_reused(make_pool: MakePool) -> None:
     pool = make_pool(keep_alive_s=0.0)
     async with raw_server(answering(reply(b"x"))) as server:
         await pool.fetch(get(server.url()))
@@ -287,7 +291,9 @@ async def test_an_idle_connection_past_its_time_is_not_reused(make_pool: MakePoo
     assert server.connections == 2
 
 
-async def test_waiting_for_a_slot_counts_towards_the_deadline(make_pool: MakePool) -> None:
+async def test_a_wait_for_a_connection_slot_counts_towards_the_deadline(
+    make_pool: MakePool,
+) -> None:
     async def handler(peer: Peer) -> None:
         await peer.request()
         await peer.wait_closed()
@@ -304,7 +310,7 @@ async def test_waiting_for_a_slot_counts_towards_the_deadline(make_pool: MakePoo
     assert len(server.requests) == 1
 
 
-async def test_the_environment_sets_no_proxy(
+async def test_proxy_variables_of_the_environment_are_ignored(
     pool: HttpPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with raw_server(answering(reply(b"direct"))) as server:
@@ -315,7 +321,7 @@ async def test_the_environment_sets_no_proxy(
     assert response.body == b"direct"
 
 
-async def test_a_full_pool_makes_other_origins_wait_and_then_serves_them(
+async def test_a_full_pool_delays_other_origins_and_then_serves_them(
     make_pool: MakePool,
 ) -> None:
     arrival, release = trio.Event(), trio.Event()
@@ -347,7 +353,7 @@ async def test_a_full_pool_makes_other_origins_wait_and_then_serves_them(
     assert len(other.requests) == 3
 
 
-async def test_a_connection_that_is_cancelled_half_way_leaves_no_socket_open() -> None:
+async def test_a_connect_that_is_cancelled_leaves_no_socket_open() -> None:
     opened: list[int] = []
     async with raw_server(answering(reply())) as server:
         with trio.CancelScope() as scope:

@@ -1,4 +1,4 @@
-"""The SSRF guard holds where the socket is opened (SPEC.md 5.2)."""
+"""The SSRF guard is applied where the socket is opened (SPEC.md 5.2)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.http_client.server import answering, raw_server, reply
 
 
 class Names:
-    """A resolver for tests: scripted answers, and a record of what was asked."""
+    """A resolver with scripted answers that records the lookups."""
 
     def __init__(self, *answers: Sequence[str] | Exception) -> None:
         self.answers = list(answers)
@@ -33,7 +33,7 @@ class Names:
 
 
 class Sockets:
-    """Records every address that is dialled, and reaches none."""
+    """Records every address that is dialled, and connects to none."""
 
     def __init__(self) -> None:
         self.dialled: list[tuple[str, int]] = []
@@ -104,7 +104,7 @@ async def test_a_forbidden_target_is_neither_resolved_nor_dialled(
         ["not an address"],
     ],
 )
-async def test_one_bad_address_of_a_name_refuses_the_name(
+async def test_a_name_with_one_forbidden_address_is_refused(
     addresses: list[str], sockets: Sockets
 ) -> None:
     pool = HttpPool(TargetPolicy(), lookup=Names(addresses), connect=sockets, tls=TLS)
@@ -115,7 +115,7 @@ async def test_one_bad_address_of_a_name_refuses_the_name(
     assert sockets.dialled == []
 
 
-async def test_the_address_that_was_checked_is_the_address_that_is_dialled(
+async def test_the_checked_address_is_the_one_that_is_dialled(
     sockets: Sockets,
 ) -> None:
     names = Names(["93.184.216.34"], ["127.0.0.1"])
@@ -128,7 +128,7 @@ async def test_the_address_that_was_checked_is_the_address_that_is_dialled(
     assert names.asked == ["rebind.example.com"]
 
 
-async def test_a_name_that_turned_private_is_refused_once_its_answer_is_stale(
+async def test_a_name_that_became_private_is_refused_once_its_cached_answer_has_expired(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     names = Names(["93.184.216.34"], ["127.0.0.1"])
@@ -152,7 +152,7 @@ async def test_addresses_are_tried_in_order(sockets: Sockets) -> None:
     assert sockets.dialled == [("2606:4700::1111", 80), ("1.1.1.1", 80)]
 
 
-async def test_many_questions_about_one_name_are_one_lookup() -> None:
+async def test_concurrent_resolutions_of_one_name_share_one_lookup() -> None:
     names = Names(["1.1.1.1"])
     resolver = Resolver(TargetPolicy(), names)
     async with trio.open_nursery() as nursery:
@@ -162,7 +162,7 @@ async def test_many_questions_about_one_name_are_one_lookup() -> None:
     assert names.asked == ["example.com"]
 
 
-async def test_many_questions_about_a_dead_name_are_one_lookup_and_fail_alike() -> None:
+async def test_concurrent_resolutions_of_an_unknown_name_share_one_lookup_and_its_error() -> None:
     names = Names(socket.gaierror(socket.EAI_AGAIN, "later"))
     resolver = Resolver(TargetPolicy(), names)
     failures: list[NameNotResolved] = []
@@ -180,7 +180,7 @@ async def test_many_questions_about_a_dead_name_are_one_lookup_and_fail_alike() 
     assert [failure.is_temporary for failure in failures] == [True] * 10
 
 
-async def test_a_cancelled_question_leaves_the_next_one_an_answer() -> None:
+async def test_a_cancelled_resolution_does_not_cancel_that_of_others() -> None:
     names = Names(["1.1.1.1"])
     resolver = Resolver(TargetPolicy(), names)
     site = target("https://example.com/")
@@ -209,7 +209,7 @@ async def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         (OSError("broken"), True),
     ],
 )
-async def test_a_name_that_does_not_exist_is_told_from_one_that_may(
+async def test_a_name_that_does_not_exist_is_distinguished_from_a_failed_lookup(
     error: Exception, is_temporary: bool
 ) -> None:
     resolver = Resolver(TargetPolicy(), Names(error))
@@ -220,7 +220,7 @@ async def test_a_name_that_does_not_exist_is_told_from_one_that_may(
     assert caught.value.is_temporary is is_temporary
 
 
-async def test_the_system_resolver_answers_for_real() -> None:
+async def test_the_system_resolver_resolves_a_real_name() -> None:
     resolver = Resolver(TargetPolicy(allow_private=True))
 
     assert "127.0.0.1" in await resolver.resolve(target("http://localhost/"))
@@ -229,7 +229,7 @@ async def test_the_system_resolver_answers_for_real() -> None:
 @pytest.mark.parametrize(
     "url", ["http://169.254.169.254/", "http://metadata.google.internal/", "http://[ff02::1]/"]
 )
-async def test_metadata_services_stay_forbidden_where_private_targets_are_allowed(
+async def test_metadata_services_are_forbidden_although_private_targets_are_allowed(
     url: str, sockets: Sockets
 ) -> None:
     pool = HttpPool(
@@ -242,7 +242,7 @@ async def test_metadata_services_stay_forbidden_where_private_targets_are_allowe
     assert sockets.dialled == []
 
 
-async def test_the_name_goes_into_the_host_header_and_the_checked_address_into_the_socket() -> None:
+async def test_the_host_header_has_the_name_and_the_socket_the_checked_address() -> None:
     names = Names(["127.0.0.1"])
     pool = HttpPool(TargetPolicy(allow_private=True), lookup=names, tls=TLS)
     async with raw_server(answering(reply(b"hi"))) as server:
@@ -253,5 +253,5 @@ async def test_the_name_goes_into_the_host_header_and_the_checked_address_into_t
     assert f"\r\nHost: site.example.com:{server.port}\r\n".encode() in server.requests[0]
 
 
-def test_every_forbidden_url_parses_so_that_the_policy_and_not_luck_refuses_it() -> None:
+def test_every_forbidden_url_is_valid_so_that_the_policy_refuses_it() -> None:
     assert all(isinstance(parse_url(url), Target) for url in FORBIDDEN_URLS)

@@ -1,4 +1,4 @@
-"""Bodies are decoded under a cap: bombs, lies and endless streams end early
+"""Bodies are decoded up to a size limit: bombs, false lengths and endless streams are stopped early
 (docs/engines.md, Decoding)."""
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ def decode(encoding: str, data: bytes, *, bytes_max: int = 25 * MIB, step: int =
 
 @pytest.mark.parametrize("encoding", ENCODERS)
 @pytest.mark.parametrize("step", [1, 7, 65536])
-def test_each_encoding_is_decoded_whatever_the_pieces(encoding: str, step: int) -> None:
+def test_each_encoding_is_decoded_whatever_the_chunks(encoding: str, step: int) -> None:
     assert decode(encoding, ENCODERS[encoding](PAGE), step=step) == PAGE
 
 
 @pytest.mark.parametrize("encoding", ENCODERS)
 @pytest.mark.parametrize("kind", ["text", "zeros", "pairs"])
-def test_a_page_of_many_pieces_is_decoded_whole(encoding: str, kind: str) -> None:
+def test_a_page_of_many_chunks_is_decoded_completely(encoding: str, kind: str) -> None:
     page = {"text": PAGE * 5, "zeros": bytes(600_000), "pairs": b"ab" * 300_000}[kind]
     packed = ENCODERS[encoding](page)
 
@@ -69,7 +69,7 @@ def test_a_page_of_many_pieces_is_decoded_whole(encoding: str, kind: str) -> Non
         assert decode(encoding, packed, step=step) == page
 
 
-def test_raw_deflate_is_decoded_too() -> None:
+def test_raw_deflate_is_decoded() -> None:
     assert decode("deflate", raw_deflate(PAGE)) == PAGE
 
 
@@ -89,7 +89,7 @@ def test_other_bytes_after_the_stream_are_ignored(encoding: str, garbage: bytes,
 
 
 @pytest.mark.parametrize("step", [1, 65536])
-def test_bytes_after_a_brotli_stream_are_an_error_in_whatever_pieces(step: int) -> None:
+def test_bytes_after_a_brotli_stream_are_an_error_whatever_the_chunks(step: int) -> None:
     with pytest.raises(BadEncoding):
         decode("br", brotli.compress(PAGE) + b"x", step=step)
 
@@ -126,12 +126,12 @@ def test_no_encoding_needs_no_decoder(values: list[bytes]) -> None:
 
 
 def bits(text: str) -> bytes:
-    """Bits as deflate and brotli have them: the first is the lowest of the first byte."""
+    """Packs bits as deflate and brotli do: the first is the lowest bit of the first byte."""
     return bytes(int(text[at : at + 8][::-1], 2) for at in range(0, len(text) // 8 * 8, 8))
 
 
 def empty_dynamic_block() -> str:
-    """A deflate block with tables of its own that hold nothing but its end."""
+    """A deflate block with its own code tables that contains only its end marker."""
     order = (16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1)
 
     def number(value: int, width: int) -> str:
@@ -159,7 +159,7 @@ NO_OUTPUT: dict[str, tuple[str, bytes]] = {
     "fixed deflate blocks": ("deflate", bits("0100000000" * 8)),
     "dynamic deflate blocks": ("deflate", bits(empty_dynamic_block() * 8)),
 }
-# What comes once, before all the others.
+# The prefix that comes once, before all repetitions.
 STARTS = {
     "zstd blocks": ("zstd", bytes.fromhex("28b52ffd2010"), bytes(3)),
     "brotli metadata": ("br", bits("00110000"), bits("01100000")),
@@ -169,7 +169,7 @@ STARTS = {
 
 @pytest.mark.parametrize("kind", [*NO_OUTPUT, *STARTS])
 @pytest.mark.parametrize("step", [1000, 65536])
-def test_work_without_output_is_refused_early(kind: str, step: int) -> None:
+def test_input_that_produces_no_output_is_refused_early(kind: str, step: int) -> None:
     encoding, start, unit = STARTS.get(kind) or (NO_OUTPUT[kind][0], b"", NO_OUTPUT[kind][1])
     encoded = start + unit * (EMPTY_BYTES // len(unit))
     decoder = decoder_for([encoding.encode()], 25 * MIB)
@@ -179,12 +179,12 @@ def test_work_without_output_is_refused_early(kind: str, step: int) -> None:
     with pytest.raises(BadEncoding, match=r"too many frames|far smaller"):
         collections.deque(itertools.chain.from_iterable(map(decoder.decode, steps)), maxlen=0)
 
-    assert len(list(steps)) > 2  # The rest was never read.
+    assert len(list(steps)) > 2  # The rest of the body was never read.
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd"])
-def test_a_body_in_honest_members_is_decoded(encoding: str) -> None:
-    """As bgzip and pzstd make them, of 64 KiB each."""
+def test_a_body_of_ordinary_concatenated_members_is_decoded(encoding: str) -> None:
+    """Members of 64 KiB each, as bgzip and pzstd write them."""
     page = PAGE * 12
     members = [ENCODERS[encoding](page[at : at + 65536]) for at in range(0, len(page), 65536)]
 
@@ -248,7 +248,7 @@ def test_a_bomb_is_refused_after_a_few_mebibytes(
 
 
 @pytest.mark.parametrize("encoding", ENCODERS)
-def test_a_modest_ratio_is_still_stopped_at_the_cap(encoding: str) -> None:
+def test_a_body_with_a_low_compression_ratio_is_stopped_at_the_size_limit(encoding: str) -> None:
     packed = ENCODERS[encoding](PAGE)
 
     with pytest.raises(BodyTooLarge):
@@ -259,7 +259,7 @@ def test_a_modest_ratio_is_still_stopped_at_the_cap(encoding: str) -> None:
 @pytest.mark.slow
 @given(st.sampled_from(sorted(ENCODERS)), st.binary(max_size=200), st.integers(1, 50))
 @settings(max_examples=300, deadline=None)
-def test_no_bytes_crash_a_decoder(encoding: str, data: bytes, step: int) -> None:
+def test_no_input_crashes_a_decoder(encoding: str, data: bytes, step: int) -> None:
     packed = ENCODERS[encoding](b"page" * 20)
     cut = len(data) % len(packed)
     for attempt in (data, packed[:cut] + data):
@@ -267,14 +267,16 @@ def test_no_bytes_crash_a_decoder(encoding: str, data: bytes, step: int) -> None
             decode(encoding, attempt, step=step, bytes_max=MIB)
 
 
-async def test_an_encoded_page_arrives_decoded(pool: HttpPool) -> None:
+async def test_an_encoded_page_is_returned_decoded(pool: HttpPool) -> None:
     answer = chunked(*[ENCODERS["br"](PAGE)], headers="Content-Encoding: br\r\n")
     async with raw_server(answering(answer)) as server:
         assert (await pool.fetch(get(server.url()))).body == PAGE
         assert pool.idle_count == 1
 
 
-async def test_an_announced_length_above_the_cap_is_refused_unread(pool: HttpPool) -> None:
+async def test_an_announced_length_above_the_limit_is_refused_without_reading(
+    pool: HttpPool,
+) -> None:
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000000\r\n\r\n"
     async with raw_server(answering(answer)) as server:
         with pytest.raises(BodyTooLarge):
@@ -282,7 +284,7 @@ async def test_an_announced_length_above_the_cap_is_refused_unread(pool: HttpPoo
 
 
 @pytest.mark.parametrize("head", ["Transfer-Encoding: chunked", "Connection: close"])
-async def test_an_endless_body_is_cut_at_the_cap(pool: HttpPool, head: str) -> None:
+async def test_an_endless_body_is_stopped_at_the_size_limit(pool: HttpPool, head: str) -> None:
     async def handler(peer: Peer) -> None:
         await peer.request()
         await peer.send(f"HTTP/1.1 200 OK\r\n{head}\r\n\r\n".encode())
@@ -294,7 +296,7 @@ async def test_an_endless_body_is_cut_at_the_cap(pool: HttpPool, head: str) -> N
             await pool.fetch(get(server.url(), body_bytes_max=300_000))
 
 
-async def test_an_endless_stream_that_decodes_to_nothing_is_cut_too(pool: HttpPool) -> None:
+async def test_an_endless_stream_that_decodes_to_nothing_is_stopped_too(pool: HttpPool) -> None:
     empty = gzip.compress(b"")
 
     async def handler(peer: Peer) -> None:
@@ -308,7 +310,7 @@ async def test_an_endless_stream_that_decodes_to_nothing_is_cut_too(pool: HttpPo
             await pool.fetch(get(server.url(), body_bytes_max=100_000))
 
 
-async def test_bytes_past_the_announced_length_are_not_part_of_the_body(pool: HttpPool) -> None:
+async def test_bytes_beyond_the_announced_length_are_not_part_of_the_body(pool: HttpPool) -> None:
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n" + b"x" * 100_000
     async with raw_server(answering(answer)) as server:
         response = await pool.fetch(get(server.url()))
@@ -317,7 +319,7 @@ async def test_bytes_past_the_announced_length_are_not_part_of_the_body(pool: Ht
     assert pool.idle_count == 0
 
 
-async def test_an_unwanted_body_is_read_only_in_part_and_its_connection_dropped(
+async def test_an_unwanted_body_is_read_only_in_part_and_its_connection_closed(
     pool: HttpPool,
 ) -> None:
     async def handler(peer: Peer) -> None:

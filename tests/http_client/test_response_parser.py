@@ -1,4 +1,5 @@
-"""Where a response ends is never in doubt: malformed ones are errors, whole ones are exact."""
+"""The end of a response is always certain: malformed responses are errors, complete ones are
+exact."""
 
 from __future__ import annotations
 
@@ -40,13 +41,13 @@ async def fetch_raw(pool: HttpPool, answer: bytes, method: str = "GET") -> Respo
         (b"HTTP/1.0 200 OK\r\n\r\nold", b"old"),
     ],
 )
-async def test_every_framing_gives_exactly_its_body(
+async def test_every_framing_returns_exactly_its_body(
     pool: HttpPool, answer: bytes, body: bytes
 ) -> None:
     assert (await fetch_raw(pool, answer)).body == body
 
 
-async def test_the_answer_to_head_has_no_body_whatever_its_length_says(pool: HttpPool) -> None:
+async def test_the_answer_to_head_has_no_body_whatever_its_length_header(pool: HttpPool) -> None:
     response = await fetch_raw(pool, OK + b"Content-Length: 10\r\n\r\n", "HEAD")
 
     assert (response.status, response.body) == (200, b"")
@@ -57,7 +58,7 @@ async def test_the_answer_to_head_has_no_body_whatever_its_length_says(pool: Htt
     [("HEAD", "200 OK"), ("GET", "304 Not Modified"), ("GET", "204 No Content")],
 )
 @pytest.mark.parametrize("encoding", ["gzip", "unheard-of"])
-async def test_an_answer_without_a_body_is_not_judged_by_what_it_says_of_one(
+async def test_headers_about_the_body_are_ignored_for_an_answer_without_a_body(
     pool: HttpPool, method: str, status: str, encoding: str
 ) -> None:
     head = f"HTTP/1.1 {status}\r\nContent-Length: 100000000\r\nContent-Encoding: {encoding}\r\n\r\n"
@@ -114,9 +115,7 @@ async def test_an_answer_without_a_body_is_not_judged_by_what_it_says_of_one(
         OK + b"Transfer-Encoding: chunked\r\n\r\n0\r\n" + b"T: t\r\n" * 300 + b"\r\n",
     ],
 )
-async def test_a_response_that_cannot_be_framed_without_doubt_is_refused(
-    pool: HttpPool, answer: bytes
-) -> None:
+async def test_a_response_with_ambiguous_framing_is_refused(pool: HttpPool, answer: bytes) -> None:
     with pytest.raises(BadResponse):
         await fetch_raw(pool, answer)
 
@@ -136,7 +135,7 @@ async def test_a_response_that_cannot_be_framed_without_doubt_is_refused(
         b"HTTP/1.1 100 Continue\r\n\r\n",
     ],
 )
-async def test_a_response_that_stops_early_is_an_error(pool: HttpPool, answer: bytes) -> None:
+async def test_a_response_that_ends_early_is_an_error(pool: HttpPool, answer: bytes) -> None:
     with pytest.raises(ConnectionLost):
         await fetch_raw(pool, answer)
 
@@ -180,7 +179,7 @@ _FRAGMENTS = st.sampled_from(
 @pytest.mark.slow
 @given(st.lists(_FRAGMENTS | st.binary(max_size=8), max_size=14).map(b"".join))
 @settings(max_examples=400, deadline=None)
-def test_no_bytes_make_the_reader_do_anything_but_finish_or_refuse(data: bytes) -> None:
+def test_no_input_makes_the_reader_do_anything_but_finish_or_refuse(data: bytes) -> None:
     got = ResponseParser(has_body=True)
     try:
         for start in range(0, len(data), 5):
@@ -210,7 +209,7 @@ def test_no_answer_hangs_or_crashes_a_fetch_over_a_real_socket(answer: bytes) ->
     trio.run(main)
 
 
-async def test_an_honest_answer_after_a_bad_one_is_not_harmed(pool: HttpPool) -> None:
+async def test_a_valid_answer_after_an_invalid_one_is_read(pool: HttpPool) -> None:
     async with raw_server(answering_then_closing(OK + b"Content-Length: x\r\n\r\n")) as bad:
         with pytest.raises(BadResponse):
             await pool.fetch(get(bad.url()))

@@ -1,4 +1,5 @@
-"""TLS by name: trusted and matching certificates only, whatever address was dialled."""
+"""TLS: only trusted certificates for the requested name are accepted, whatever address is
+dialled."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from tests.http_client.server import Peer, answering, raw_server, reply
 
 
 class Certificate:
-    """A self-signed certificate for site.test and 127.0.0.1, on both ends."""
+    """A self-signed certificate for site.test and 127.0.0.1, with the contexts of both sides."""
 
     def __init__(self, folder: Path) -> None:
         key = ec.generate_private_key(ec.SECP256R1())
@@ -91,7 +92,7 @@ async def test_a_trusted_site_is_read_over_one_kept_connection(
     assert server.connections == 1
 
 
-async def test_a_second_connection_resumes_the_session_of_its_own_caller_only(
+async def test_a_second_connection_resumes_a_tls_session_of_its_own_caller_only(
     site: Certificate,
 ) -> None:
     resumed: list[object] = []
@@ -131,7 +132,7 @@ async def test_a_self_signed_certificate_is_not_trusted(site: Certificate) -> No
     assert server.requests == []
 
 
-async def test_a_server_that_speaks_no_tls_is_a_failure_of_tls(site: Certificate) -> None:
+async def test_a_server_without_tls_is_reported_as_a_tls_failure(site: Certificate) -> None:
     async def handler(peer: Peer) -> None:
         await peer.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         await peer.wait_closed()
@@ -145,7 +146,7 @@ async def test_a_server_that_speaks_no_tls_is_a_failure_of_tls(site: Certificate
 
 
 class Slicing(trio.abc.Stream):
-    """Sends what it is given in small pieces, so that records arrive cut anywhere."""
+    """Sends data in small pieces, so that TLS records are split anywhere."""
 
     def __init__(self, stream: trio.abc.Stream, size_bytes: int) -> None:
         self._stream = stream
@@ -167,7 +168,7 @@ class Slicing(trio.abc.Stream):
 
 
 class Holding(Slicing):
-    """Keeps what it is given while it `is_holding`, for a test to send as it likes."""
+    """Keeps the sent data while `is_holding`, so that a test can send it in parts."""
 
     def __init__(self, stream: trio.abc.Stream) -> None:
         super().__init__(stream, size_bytes=65536)
@@ -182,7 +183,7 @@ class Holding(Slicing):
 
 
 @pytest.mark.parametrize("size_bytes", [7, 501, 16_000, 17_000])
-async def test_records_may_arrive_in_any_pieces(site: Certificate, size_bytes: int) -> None:
+async def test_tls_records_may_arrive_in_any_pieces(site: Certificate, size_bytes: int) -> None:
     body = b"x" * max(40_000 if size_bytes > 500 else 400, size_bytes)
 
     async def handler(peer: Peer) -> None:
@@ -201,7 +202,7 @@ async def test_records_may_arrive_in_any_pieces(site: Certificate, size_bytes: i
     assert server.connections == 1
 
 
-async def test_a_large_request_goes_out_whole(site: Certificate) -> None:
+async def test_a_large_request_is_sent_completely(site: Certificate) -> None:
     body = b"y" * 3_000_000
     pool = tls_pool(site.client)
     async with raw_server(answering(reply(b"taken")), site.server) as server:
@@ -227,7 +228,9 @@ async def test_a_body_without_a_length_ends_with_the_connection(site: Certificat
     assert response.body == b"to the end"
 
 
-async def test_a_goodbye_ends_a_body_while_the_socket_stays_open(site: Certificate) -> None:
+async def test_a_tls_close_notify_ends_a_body_while_the_socket_stays_open(
+    site: Certificate,
+) -> None:
     async def handler(peer: Peer) -> None:
         await peer.request()
         assert isinstance(peer.stream, trio.SSLStream)
@@ -242,7 +245,7 @@ async def test_a_goodbye_ends_a_body_while_the_socket_stays_open(site: Certifica
     assert response.body == b"to the end"
 
 
-async def test_a_kept_connection_with_half_a_record_in_it_is_not_used(site: Certificate) -> None:
+async def test_a_kept_connection_with_part_of_a_tls_record_is_not_reused(site: Certificate) -> None:
     async def handler(peer: Peer) -> None:
         assert isinstance(peer.stream, trio.SocketStream)
         holding = Holding(peer.stream)
@@ -266,7 +269,7 @@ async def test_a_kept_connection_with_half_a_record_in_it_is_not_used(site: Cert
     assert server.connections == 2
 
 
-async def test_silence_inside_tls_ends_a_fetch(site: Certificate) -> None:
+async def test_a_tls_peer_that_sends_nothing_ends_a_fetch(site: Certificate) -> None:
     async def handler(peer: Peer) -> None:
         await peer.request()
         await peer.wait_closed()
@@ -283,7 +286,7 @@ async def test_silence_inside_tls_ends_a_fetch(site: Certificate) -> None:
     assert pool.idle_count == 0
 
 
-async def test_silence_in_a_handshake_ends_at_the_limit_for_connecting(site: Certificate) -> None:
+async def test_a_handshake_without_an_answer_ends_at_the_connect_timeout(site: Certificate) -> None:
     async def handler(peer: Peer) -> None:
         await peer.wait_closed()
 
