@@ -26,7 +26,7 @@ def a_chromium() -> Iterator[Browser]:
     path = find_chromium()
     assert path is not None
     with plain_asyncio(), sync_playwright() as playwright:
-        # Chromium's own sandbox does not start as root, which CI is.
+        # Chromium's own sandbox does not start as root, and CI runs as root.
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         try:
             yield browser
@@ -36,8 +36,8 @@ def a_chromium() -> Iterator[Browser]:
 
 @contextmanager
 def plain_asyncio() -> Iterator[None]:
-    """Gives Playwright an event loop of asyncio itself. trio-asyncio, which other tests import,
-    would give it one that runs on Trio, and Playwright breaks that loop and every later test."""
+    """Gives Playwright a plain asyncio event loop. trio-asyncio, which other tests import, would
+    give it one that runs on Trio; Playwright breaks that loop and with it every later test."""
     asyncio.set_event_loop_policy(asyncio.DefaultEventLoopPolicy())
     try:
         yield
@@ -46,7 +46,7 @@ def plain_asyncio() -> Iterator[None]:
 
 
 def violations(page: Any) -> list[str]:
-    """What axe-core finds on the open page, at level AA."""
+    """The accessibility violations that axe-core finds on the open page, at level AA."""
     page.evaluate(AXE.read_text(encoding="utf-8"))
     found = page.evaluate(
         "tags => axe.run(document, {runOnly: {type: 'tag', values: tags}, iframes: false})", AA

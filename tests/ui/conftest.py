@@ -1,5 +1,5 @@
-"""A world with a dashboard, and a browser in which Anna is signed in; a real server with jobs in
-every state, and Chromium."""
+"""Fixtures: a dashboard with a browser that is signed in as the caller Anna; a real server with
+jobs in every state; Chromium."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.api.world import World
 from tests.e2e.cloud import a_cloud
-from tests.ui.stage import Stage, a_stage, set_the_scene
+from tests.ui.demo_server import DemoServer, a_demo_server, submit_demo_jobs
 from tests.ui.world import Browser, make_ui_world
 
 if TYPE_CHECKING:
@@ -31,18 +31,18 @@ async def anna(world: World) -> Browser:
 
 
 @pytest.fixture(scope="package", params=["embedded", "aws"])
-def stage(
+def demo(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Stage]:
-    """A server on the embedded engine, and one on the AWS engine over local servers."""
+) -> Iterator[DemoServer]:
+    """A server with the embedded engine, and one with the AWS engine on local servers."""
     folder = tmp_path_factory.mktemp("ui")
     with ExitStack() as stack:
         environ = None
         if request.param == "aws":
             environ = stack.enter_context(a_cloud(request, folder)).environ
-        stage = stack.enter_context(a_stage(folder / "data", environ))
-        set_the_scene(stage)
-        yield stage
+        demo = stack.enter_context(a_demo_server(folder / "data", environ))
+        submit_demo_jobs(demo)
+        yield demo
 
 
 @pytest.fixture(scope="package")

@@ -1,4 +1,4 @@
-"""A gateway on this machine that answers for invented sites: pages, errors, prices and waits."""
+"""A local gateway that answers for invented sites with pages, errors, prices and delays."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class _Gateway(http.server.BaseHTTPRequestHandler):
         query = {name: values[0] for name, values in parse_qs(urlsplit(self.path).query).items()}
         url = urlsplit(query["url"])
         site = SITES.get(url.hostname or "", Site())
-        # The same page has the same fate whenever it is asked for, but another one when it is
-        # asked for again.
+        # The first request for a page always has the same outcome, and a repeated one may have
+        # another.
         chance = random.Random(query["url"])
         time.sleep(chance.uniform(site.least_s, site.most_s))
         if query.get("apikey", "").startswith("broke"):
@@ -65,7 +65,7 @@ class _Gateway(http.server.BaseHTTPRequestHandler):
             self._send(200, _PAGE.format(title=title, price=chance.randint(9, 400), text=words))
 
     def do_POST(self) -> None:
-        """A receiver of webhooks that is out of order."""
+        """A webhook receiver that always fails."""
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self._send(204 if self.path.startswith("/works") else 500, "")
 
@@ -92,12 +92,12 @@ class _Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
     request_queue_size = 256
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that has gone away, as at a stop, is no error."""
+        """A client that has closed its connection, as at a stop, is no error."""
 
 
 @contextmanager
 def a_gateway() -> Iterator[str]:
-    """Yields the address of the gateway, to which `/v1/` is its endpoint."""
+    """Yields the address of the gateway; its endpoint is `/v1/`."""
     server = _Server(("127.0.0.1", 0), _Gateway)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:

@@ -1,4 +1,5 @@
-"""Sign-in, sessions, roles and CSRF tokens: every visitor sees and does what its role allows."""
+"""Sign-in, sessions, roles and CSRF tokens: every visitor sees and does only what its role
+allows."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ async def test_a_visitor_without_a_key_is_sent_to_the_sign_in_page(world: World,
     assert answer.location.startswith("/ui/signin?next=/ui/")
 
 
-async def test_signing_in_leads_back_to_the_page_that_was_asked_for(world: World) -> None:
+async def test_signing_in_returns_to_the_requested_page(world: World) -> None:
     browser = Browser(world)
     await browser.open("/ui/signin?next=/ui/jobs")
 
@@ -37,7 +38,7 @@ async def test_signing_in_leads_back_to_the_page_that_was_asked_for(world: World
 
 
 @pytest.mark.parametrize("target", ["//evil.example/", "https://evil.example/", "/ui/\\evil", "x"])
-async def test_signing_in_leads_to_no_other_site(world: World, target: str) -> None:
+async def test_signing_in_never_redirects_to_another_site(world: World, target: str) -> None:
     browser = Browser(world)
     await browser.open("/ui/signin")
 
@@ -46,7 +47,9 @@ async def test_signing_in_leads_to_no_other_site(world: World, target: str) -> N
     assert answer.location == "/ui/"
 
 
-async def test_the_cookie_is_sealed_and_closed_to_scripts_and_other_sites(world: World) -> None:
+async def test_the_cookie_is_encrypted_and_not_readable_by_scripts_or_other_sites(
+    world: World,
+) -> None:
     answer = await Browser(world).sign_in()
 
     cookie = answer.headers["Set-Cookie"]
@@ -54,8 +57,8 @@ async def test_the_cookie_is_sealed_and_closed_to_scripts_and_other_sites(world:
     assert {"HttpOnly", "SameSite=Strict", "Path=/ui"} <= set(cookie.split("; "))
 
 
-async def test_signing_in_makes_a_new_session(world: World) -> None:
-    """A cookie that somebody planted before the sign-in is worth nothing after it."""
+async def test_signing_in_creates_a_new_session(world: World) -> None:
+    """A cookie that was planted before the sign-in is invalid after it."""
     browser = Browser(world)
     await browser.open("/ui/signin")
     planted, token = browser.cookie, browser.token
@@ -199,7 +202,7 @@ async def test_an_operator_sees_no_key_of_a_caller(world: World) -> None:
     assert (await operator.send("/ui/webhooks/keys/rotate")).status == 403
 
 
-async def test_the_watchers_key_shows_all_jobs_and_changes_none(world: World) -> None:
+async def test_the_read_only_admin_key_shows_all_jobs_and_changes_none(world: World) -> None:
     submitted = await world.submit(key=BERT, name="of bert")
     watcher = Browser(world)
     await watcher.sign_in(WATCH)
@@ -211,7 +214,7 @@ async def test_the_watchers_key_shows_all_jobs_and_changes_none(world: World) ->
     assert answer.status == 403
 
 
-async def test_on_loopback_a_developer_needs_no_key() -> None:
+async def test_in_development_a_visitor_on_loopback_needs_no_key() -> None:
     browser = local(make_ui_world(rules=OPEN))
 
     answer = await browser.open("/ui/")
@@ -231,13 +234,13 @@ async def test_on_loopback_a_developer_needs_no_key() -> None:
     ],
     ids=["from another machine", "rebound name", "similar name", "proxy", "newer proxy"],
 )
-async def test_only_this_machine_needs_no_key(changed: dict[str, object]) -> None:
+async def test_only_visitors_on_this_machine_need_no_key(changed: dict[str, object]) -> None:
     browser = local(make_ui_world(rules=OPEN), **changed)
 
     assert (await browser.open("/ui/")).status == 303
 
 
-async def test_a_server_that_is_not_for_development_asks_this_machine_too(world: World) -> None:
+async def test_a_server_not_in_development_requires_a_key_on_loopback_too(world: World) -> None:
     assert (await local(world).open("/ui/")).status == 303
 
 

@@ -1,4 +1,4 @@
-"""Every form of the dashboard, filled in and sent in a real browser against a real server."""
+"""Every form of the dashboard, filled in and sent in a real browser to a real server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.ui.stage import Stage
+from tests.ui.demo_server import DemoServer
 
 pytest.importorskip("playwright.sync_api")
 from playwright.sync_api import Browser, BrowserContext, Page, Route, expect
@@ -21,27 +21,27 @@ pytestmark = [
     pytest.mark.skipif(find_chromium() is None, reason="Chromium is not installed"),
 ]
 WAIT_MS = 60_000
-# On the AWS engine only the main forms: all of them call the same operations.
-EMBEDDED_ONLY = pytest.mark.parametrize("stage", ["embedded"], indirect=True)
+# On the AWS engine only the main forms are tested: all forms call the same operations.
+EMBEDDED_ONLY = pytest.mark.parametrize("demo", ["embedded"], indirect=True)
 
 
 @pytest.fixture
-def page(browser: Browser, stage: Stage) -> Iterator[Page]:
-    context: BrowserContext = browser.new_context(base_url=stage.url, accept_downloads=True)
+def page(browser: Browser, demo: DemoServer) -> Iterator[Page]:
+    context: BrowserContext = browser.new_context(base_url=demo.url, accept_downloads=True)
     context.set_default_timeout(WAIT_MS)
     yield context.new_page()
     context.close()
 
 
-def run_of(stage: Stage, name: str, pages: list[str], **fields: Any) -> str:
+def run_of(demo: DemoServer, name: str, pages: list[str], **fields: Any) -> str:
     """Submits a list, and returns the path of its run."""
-    submitted = stage.submit(name, pages, **fields)
+    submitted = demo.submit(name, pages, **fields)
     return f"/ui/jobs/{submitted['job_id']}/runs/{submitted['latest_run']['run_id']}"
 
 
-def ended_run(stage: Stage, name: str, pages: list[str], **fields: Any) -> str:
-    path = run_of(stage, name, pages, **fields)
-    stage.wait_for_end({"job_id": path.split("/")[3]})
+def ended_run(demo: DemoServer, name: str, pages: list[str], **fields: Any) -> str:
+    path = run_of(demo, name, pages, **fields)
+    demo.wait_for_end({"job_id": path.split("/")[3]})
     return path
 
 
@@ -49,7 +49,7 @@ def job_of(path: str) -> str:
     return path.partition("/runs/")[0]
 
 
-def press(page: Page, name: str) -> None:
+def click(page: Page, name: str) -> None:
     page.get_by_role("button", name=name, exact=True).first.click()
 
 
@@ -74,30 +74,30 @@ def release(page: Page, updates: list[Route]) -> None:
         update.continue_()
 
 
-def test_failed_tasks_are_rerun_by_reason_and_by_host(page: Page, stage: Stage) -> None:
-    path = ended_run(stage, "reruns", ["item/1", "missing/1", "blocked/1"], max_attempts=1)
+def test_failed_tasks_are_rerun_by_reason_and_by_host(page: Page, demo: DemoServer) -> None:
+    path = ended_run(demo, "reruns", ["item/1", "missing/1", "blocked/1"], max_attempts=1)
 
     page.goto(path)
     row = page.get_by_role("row").filter(has_text="bad_target")
     row.get_by_role("button", name="Rerun these").click()
     expect_words(page, "A new run has started.")
     expect_words(page, "run #2 of job")
-    # The page follows the run to its end, and its buttons come by themselves.
+    # The page follows the run to its end, and its buttons appear by themselves.
     hosts = page.get_by_role("link", name="All hosts, their figures and limits")
     rerun_all = page.get_by_role("button", name="Rerun failed (2)")
     expect(rerun_all).to_be_visible(timeout=WAIT_MS)
     hosts.click()
-    press(page, "Rerun failed")
+    click(page, "Rerun failed")
 
     expect_words(page, "run #3 of job")
     expect(rerun_all).to_be_visible(timeout=WAIT_MS)
 
 
 @EMBEDDED_ONLY
-def test_a_job_is_run_again_from_its_page_and_from_its_run(page: Page, stage: Stage) -> None:
-    page.goto(job_of(ended_run(stage, "again", ["item/1"])))
+def test_a_job_is_rerun_from_its_page_and_from_its_run(page: Page, demo: DemoServer) -> None:
+    page.goto(job_of(ended_run(demo, "again", ["item/1"])))
 
-    press(page, "Run again")
+    click(page, "Run again")
     expect_words(page, "run #2 of job")
     rerun_all = page.get_by_role("button", name="Rerun all")
     expect(rerun_all).to_be_visible(timeout=WAIT_MS)
@@ -107,26 +107,26 @@ def test_a_job_is_run_again_from_its_page_and_from_its_run(page: Page, stage: St
 
 
 def test_the_results_of_a_run_are_exported_and_audited(
-    page: Page, stage: Stage, tmp_path: Path
+    page: Page, demo: DemoServer, tmp_path: Path
 ) -> None:
-    page.goto(ended_run(stage, "exports", ["item/1", "item/2", "missing/1"], max_attempts=1))
+    page.goto(ended_run(demo, "exports", ["item/1", "item/2", "missing/1"], max_attempts=1))
 
     page.get_by_label("Format").select_option("jsonl")
-    press(page, "Export")
+    click(page, "Export")
     link = page.get_by_role("link", name=re.compile(r"^Download .*jsonl"))
     expect(link).to_be_visible(timeout=WAIT_MS)
     with page.expect_download() as download:
         link.click()
     download.value.save_as(tmp_path / "results.jsonl")
-    press(page, "Audit")
+    click(page, "Audit")
 
     assert (tmp_path / "results.jsonl").read_text().count('"task_id":') == 3
     expect_words(page, "The rows match the counters.")
 
 
 @EMBEDDED_ONLY
-def test_an_update_of_the_page_keeps_what_a_visitor_has_chosen(page: Page, stage: Stage) -> None:
-    path = ended_run(stage, "chosen", ["item/1"])
+def test_an_update_of_the_page_keeps_the_choices_of_a_visitor(page: Page, demo: DemoServer) -> None:
+    path = ended_run(demo, "chosen", ["item/1"])
     updates = hold_updates(page)
 
     page.goto(path)
@@ -135,15 +135,15 @@ def test_an_update_of_the_page_keeps_what_a_visitor_has_chosen(page: Page, stage
     form.evaluate("control => { control.blur(); control.id = 'shown-before'; }")
     page.wait_for_function("document.getElementById('shown-before')")
     release(page, updates)
-    # The update replaces the form, and a choice in it.
+    # The update replaces the form with the choice in it.
     expect(page.locator("#shown-before")).to_have_count(0, timeout=WAIT_MS)
 
     expect(page.get_by_label("Format")).to_have_value("jsonl")
 
 
 @EMBEDDED_ONLY
-def test_an_update_waits_until_the_visitor_leaves_the_control(page: Page, stage: Stage) -> None:
-    path = ended_run(stage, "in use", ["item/1"])
+def test_an_update_waits_until_the_visitor_leaves_the_control(page: Page, demo: DemoServer) -> None:
+    path = ended_run(demo, "in use", ["item/1"])
     updates = hold_updates(page)
 
     page.goto(path)
@@ -152,7 +152,7 @@ def test_an_update_waits_until_the_visitor_leaves_the_control(page: Page, stage:
     form.evaluate("control => { control.id = 'in-use'; }")
     release(page, updates)
     expect(page.locator("#connection")).to_have_text("live", timeout=WAIT_MS)
-    # The first update has come when the page says so, or soon after.
+    # The first update comes when the page says so, or soon after.
     page.wait_for_timeout(1_000)
     assert page.locator("#in-use").count() == 1
     page.locator("#in-use").evaluate("control => control.blur()")
@@ -161,8 +161,8 @@ def test_an_update_waits_until_the_visitor_leaves_the_control(page: Page, stage:
 
 
 @EMBEDDED_ONLY
-def test_a_budget_and_limits_of_hosts_are_changed_and_removed(page: Page, stage: Stage) -> None:
-    path = ended_run(stage, "limits", ["item/1"])
+def test_a_budget_and_limits_of_hosts_are_changed_and_removed(page: Page, demo: DemoServer) -> None:
+    path = ended_run(demo, "limits", ["item/1"])
 
     page.goto(job_of(path))
     budget, limits = page.locator('form[action$="/budget"]'), page.locator('form[action$="limits"]')
@@ -179,7 +179,7 @@ def test_a_budget_and_limits_of_hosts_are_changed_and_removed(page: Page, stage:
     expect_words(page, "4 at once, 2.5 a second")
     page.goto(f"{path}/hosts")
     page.get_by_label("at once").fill("3")
-    press(page, "Set")
+    click(page, "Set")
     expect_words(page, "The host limits were changed.")
     expect(page.get_by_label("at once")).to_have_value("3")
     page.goto(job_of(path))
@@ -188,18 +188,18 @@ def test_a_budget_and_limits_of_hosts_are_changed_and_removed(page: Page, stage:
     expect_words(page, "No limit.")
 
 
-def test_a_run_is_stopped_with_a_receipt_and_deleted(page: Page, stage: Stage) -> None:
-    path = run_of(stage, "stopped by hand", [f"slow/{n}" for n in range(3)])
+def test_a_run_is_stopped_with_a_receipt_and_deleted(page: Page, demo: DemoServer) -> None:
+    path = run_of(demo, "stopped by hand", [f"slow/{n}" for n in range(3)])
 
     page.goto(path)
-    press(page, "Stop")
+    click(page, "Stop")
     expect_words(page, "yes: no process has an open fetch of this run")
     page.get_by_role("link", name="To the run").click()
     expect_words(page, "3 never fetched")
     page.get_by_role("link", name="Delete run").click()
     page.get_by_role("link", name="Keep it").click()
     page.get_by_role("link", name="Delete job").click()
-    press(page, "Delete")
+    click(page, "Delete")
 
     expect(page).to_have_url(re.compile(r"/ui/jobs$"))
     response = page.goto(path)
@@ -208,33 +208,33 @@ def test_a_run_is_stopped_with_a_receipt_and_deleted(page: Page, stage: Stage) -
 
 
 @EMBEDDED_ONLY
-def test_an_open_job_is_closed(page: Page, stage: Stage) -> None:
-    path = run_of(stage, "open", ["item/1"], status="open")
+def test_an_open_job_is_closed(page: Page, demo: DemoServer) -> None:
+    path = run_of(demo, "open", ["item/1"], status="open")
 
     page.goto(job_of(path))
-    press(page, "Close: no more tasks")
+    click(page, "Close: no more tasks")
 
     expect_words(page, "The job takes no more tasks.")
 
 
 def test_a_list_is_pasted_uploaded_checked_and_submitted(
-    page: Page, stage: Stage, tmp_path: Path
+    page: Page, demo: DemoServer, tmp_path: Path
 ) -> None:
     lines = tmp_path / "list.txt"
-    lines.write_text(f"{stage.site}/item/1\nno url\n{stage.site}/item/2\n")
+    lines.write_text(f"{demo.site}/item/1\nno url\n{demo.site}/item/2\n")
 
     page.goto("/ui/jobs/new")
-    page.get_by_label("URLs, one a line").fill(f"{stage.site}/item/0")
+    page.get_by_label("URLs, one a line").fill(f"{demo.site}/item/0")
     page.get_by_label("or a text file").set_input_files(lines)
     page.get_by_label("Name", exact=True).fill("by hand")
     page.get_by_label("In flight at most").fill("7")
-    press(page, "Submit")
+    click(page, "Submit")
     expect_words(page, "line 3:")
     page.get_by_label("Accept invalid lines").check()
-    press(page, "Check and estimate")
+    click(page, "Check and estimate")
     expect_words(page, "3 valid lines, 1 invalid.")
     expect_words(page, re.compile(r"Estimated cost: .* credits"))
-    press(page, "Submit")
+    click(page, "Submit")
 
     expect_words(page, "The job was submitted.")
     expect_words(page, "4 of 4")
@@ -243,14 +243,16 @@ def test_a_list_is_pasted_uploaded_checked_and_submitted(
     expect(page.get_by_text("7", exact=True)).to_be_visible()
 
 
-def test_a_schedule_is_made_paused_resumed_and_run_now(page: Page, stage: Stage) -> None:
+def test_a_schedule_is_created_paused_resumed_and_fired_by_hand(
+    page: Page, demo: DemoServer
+) -> None:
     page.goto("/ui/jobs/new")
-    page.get_by_label("URLs, one a line").fill(f"{stage.site}/item/1")
+    page.get_by_label("URLs, one a line").fill(f"{demo.site}/item/1")
     page.get_by_label("Name", exact=True).fill("nightly")
     page.get_by_text("Parameters, webhook, schedule").click()
     page.get_by_label("Schedule (cron)").fill("0 4 * * *")
     page.get_by_label("Time zone").fill("Europe/Berlin")
-    press(page, "Submit")
+    click(page, "Submit")
     expect_words(page, "The schedule was created.")
 
     page.goto("/ui/schedules")
@@ -266,33 +268,33 @@ def test_a_schedule_is_made_paused_resumed_and_run_now(page: Page, stage: Stage)
     expect_words(page, "1 of 1")
 
 
-def test_a_webhook_is_tested_set_redelivered_and_removed(page: Page, stage: Stage) -> None:
-    path = ended_run(stage, "hooked", ["item/1"])
-    receiver = f"{stage.site}/hook"
+def test_a_webhook_is_tested_set_redelivered_and_removed(page: Page, demo: DemoServer) -> None:
+    path = ended_run(demo, "hooked", ["item/1"])
+    receiver = f"{demo.site}/hook"
 
     page.goto("/ui/webhooks")
     page.locator('form[action="/ui/webhooks/test"]').get_by_label("URL").fill(receiver)
-    press(page, "Send a test event")
+    click(page, "Send a test event")
     expect_words(page, re.compile("not delivered in .* answered 500"))
     page.get_by_label("Another job, by its id").fill(job_of(path).rpartition("/")[2])
-    press(page, "Show deliveries")
+    click(page, "Show deliveries")
     page.locator('form[action$="/webhook"]').get_by_label("URL").fill(receiver)
-    press(page, "Set")
+    click(page, "Set")
     expect_words(page, "The webhook was set.")
-    stage.call("POST", f"{job_of(path).replace('/ui/', '/v1/')}/rerun")
-    # The deliveries of the open page come by themselves.
-    press(page, "Redeliver")
+    demo.call("POST", f"{job_of(path).replace('/ui/', '/v1/')}/rerun")
+    # The deliveries on the open page appear by themselves.
+    click(page, "Redeliver")
     expect_words(page, "The event will be delivered again.")
     expect_words(page, "answered 500")
-    press(page, "Remove")
+    click(page, "Remove")
 
     expect_words(page, "The job has no webhook.")
 
 
 @EMBEDDED_ONLY
-def test_signing_keys_are_made_rotated_and_dropped(page: Page) -> None:
+def test_signing_keys_are_created_rotated_and_cancelled(page: Page) -> None:
     page.goto("/ui/webhooks")
-    press(page, "Make a key")
+    click(page, "Make a key")
     expect_words(page, "The secret is shown this once")
     secret = page.locator("code.secret").inner_text()
     page.goto("/ui/webhooks")
@@ -302,19 +304,19 @@ def test_signing_keys_are_made_rotated_and_dropped(page: Page) -> None:
         ("Make the candidate active", "The new key signs from now on."),
     ):
         if page.get_by_role("button", name="Rotate").count():
-            press(page, "Rotate")
+            click(page, "Rotate")
             page.goto("/ui/webhooks")
-        press(page, choice)
+        click(page, choice)
         expect_words(page, words)
 
 
 @EMBEDDED_ONLY
-def test_tasks_are_filtered_and_their_bodies_downloaded(page: Page, stage: Stage) -> None:
-    page.goto(stage.paths["tasks"])
+def test_tasks_are_filtered_and_their_bodies_downloaded(page: Page, demo: DemoServer) -> None:
+    page.goto(demo.paths["tasks"])
     page.get_by_label("Status").select_option("successful")
     page.get_by_label("URL contains").fill("item/15")
     page.get_by_label("Order").select_option("list")
-    press(page, "Filter")
+    click(page, "Filter")
     page.get_by_role("link", name=re.compile("item.15$")).first.click()
     expect_words(page, "Task 16")
     with page.expect_download() as download:
@@ -324,10 +326,10 @@ def test_tasks_are_filtered_and_their_bodies_downloaded(page: Page, stage: Stage
 
 
 @EMBEDDED_ONLY
-def test_jobs_are_searched_and_filtered(page: Page, stage: Stage) -> None:
+def test_jobs_are_searched_and_filtered(page: Page, demo: DemoServer) -> None:
     page.goto("/ui/jobs")
     page.get_by_label("Name, id or external id").fill("SHOP-42".lower())
-    press(page, "Search")
+    click(page, "Search")
     expect(page.get_by_role("link", name="prices-de")).to_be_visible()
     expect(page.get_by_role("link", name="leads")).to_have_count(0)
     page.get_by_role("link", name="With failures").click()

@@ -1,4 +1,4 @@
-"""Charts: a series is spread over columns, and no task is lost or counted twice."""
+"""Charts: a series is distributed over columns, and every task is counted once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def a_bucket(since: float, until: float, ok: int, failed: int = 0) -> SeriesBuck
     )
 
 
-def test_a_bucket_of_a_minute_is_a_column() -> None:
+def test_a_bucket_of_a_minute_is_one_column() -> None:
     buckets = [a_bucket(0, 60, 10), a_bucket(60, 120, 20, 5)]
 
     chart = make_chart(buckets, since=T0, until=T0 + 120)
@@ -34,13 +34,13 @@ def test_a_bucket_of_a_minute_is_a_column() -> None:
     assert (chart.peak, chart.minutes) == (25, 1)
 
 
-def test_a_long_bucket_is_shared_out_by_time() -> None:
+def test_a_long_bucket_is_divided_by_time() -> None:
     chart = make_chart([a_bucket(0, 240, 80)], since=T0, until=T0 + 240)
 
     assert [column.successful for column in chart.columns] == pytest.approx([20, 20, 20, 20])
 
 
-def test_what_ended_before_the_chart_begins_is_left_out() -> None:
+def test_tasks_that_ended_before_the_chart_are_left_out() -> None:
     buckets = [a_bucket(-7200, -3600, 1000), a_bucket(-60, 60, 10)]
 
     chart = make_chart(buckets, since=T0, until=T0 + 600)
@@ -48,7 +48,7 @@ def test_what_ended_before_the_chart_begins_is_left_out() -> None:
     assert chart.sum.successful == pytest.approx(5)
 
 
-def test_a_long_chart_has_few_columns_and_loses_nothing() -> None:
+def test_a_long_chart_has_few_columns_and_all_tasks() -> None:
     buckets = [a_bucket(60 * n, 60 * n + 60, n, 1) for n in range(300)]
 
     chart = make_chart(buckets, since=T0, until=T0 + 300 * 60)
@@ -61,7 +61,7 @@ def test_a_long_chart_has_few_columns_and_loses_nothing() -> None:
     assert sum(row.failed for row in chart.rows) == pytest.approx(300)
 
 
-def test_a_bucket_without_length_at_the_end_is_counted() -> None:
+def test_a_bucket_of_zero_length_at_the_end_is_counted() -> None:
     chart = make_chart([a_bucket(600, 600, 3)], since=T0, until=T0 + 600)
 
     assert chart.sum.successful == 3
@@ -78,15 +78,15 @@ def test_the_bars_stay_within_the_drawing_and_failures_are_at_the_bottom() -> No
     assert max(numbers) <= WIDTH
 
 
-def test_a_bar_stands_above_its_part_of_the_axis() -> None:
-    """The axis names the ends of the chart, however few columns there are."""
+def test_each_bar_is_above_its_part_of_the_axis() -> None:
+    """The axis is labelled with the ends of the chart, however few columns there are."""
     chart = make_chart([a_bucket(60, 120, 30)], since=T0, until=T0 + 120)
 
     left, width = map(int, re.findall(r"M(\d+) .*h(\d+)", chart.successful_path)[0])
     assert left + width / 2 == pytest.approx(0.75 * WIDTH, abs=1)
 
 
-def test_nothing_ended_is_an_empty_drawing() -> None:
+def test_a_series_without_ended_tasks_makes_an_empty_drawing() -> None:
     chart = make_chart([], since=T0, until=T0 + 600)
 
     assert (chart.successful_path, chart.failed_path, chart.peak) == ("", "", 0)

@@ -1,4 +1,4 @@
-"""The page of the API description in a real browser, against a real server."""
+"""The page of the API description in a real browser with a real server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.ui.stage import Stage, a_stage
+from tests.ui.demo_server import DemoServer, a_demo_server
 
 pytest.importorskip("playwright.sync_api")
 from playwright.sync_api import Browser, BrowserContext, Page, expect
@@ -22,15 +22,15 @@ WAIT_MS = 60_000
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    with a_stage(tmp_path_factory.mktemp("docs") / "data") as stage:
-        yield stage
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoServer]:
+    with a_demo_server(tmp_path_factory.mktemp("docs") / "data") as demo:
+        yield demo
 
 
 @pytest.fixture
-def page(browser: Browser, stage: Stage, request: Any) -> Iterator[Page]:
+def page(browser: Browser, demo: DemoServer, request: Any) -> Iterator[Page]:
     context: BrowserContext = browser.new_context(
-        base_url=stage.url, **getattr(request, "param", {})
+        base_url=demo.url, **getattr(request, "param", {})
     )
     context.set_default_timeout(WAIT_MS)
     yield context.new_page()
@@ -51,7 +51,9 @@ def open_operation(page: Page, name: str) -> None:
     indirect=True,
     ids=["light", "dark and narrow"],
 )
-def test_the_page_is_accessible_and_asks_no_other_site(page: Page, stage: Stage) -> None:
+def test_the_page_is_accessible_and_sends_no_request_to_other_sites(
+    page: Page, demo: DemoServer
+) -> None:
     elsewhere: list[str] = []
     errors: list[str] = []
     page.on("request", lambda request: elsewhere.append(request.url))
@@ -59,7 +61,7 @@ def test_the_page_is_accessible_and_asks_no_other_site(page: Page, stage: Stage)
 
     open_operation(page, "submitJob")
 
-    assert [url for url in elsewhere if not url.startswith(f"{stage.url}/")] == []
+    assert [url for url in elsewhere if not url.startswith(f"{demo.url}/")] == []
     assert errors == []
     if AXE.exists():
         assert violations(page) == []

@@ -13,11 +13,11 @@ from conveyor.domain.ids import EventId
 from conveyor.domain.model import EventType
 from conveyor.ui.words import CRAWL_ENDS
 from tests.api.world import World
-from tests.ui.test_pages import a_run_with_both_ends, an_ended_run, base_of
+from tests.ui.test_pages import a_run_with_a_success_and_a_failure, an_ended_run, base_of
 from tests.ui.world import Browser, make_ui_world
 
 
-async def test_an_operator_finds_a_scheduled_job_before_its_first_run() -> None:
+async def test_a_scheduled_job_is_listed_for_an_operator_before_its_first_run() -> None:
     world = make_ui_world()
     anna = Browser(world)
     await anna.sign_in()
@@ -36,7 +36,7 @@ async def test_an_operator_finds_a_scheduled_job_before_its_first_run() -> None:
     assert "nightly" not in failed.words
 
 
-async def test_a_crawl_is_named_and_shown_with_its_limits(world: World, anna: Browser) -> None:
+async def test_a_crawl_is_listed_with_its_name_and_limits(world: World, anna: Browser) -> None:
     fields = {"url": "https://shop.example/start", "max_items": 7, "max_pages": 9}
     crawl_id = (await world.post("/v1/crawls", fields)).json["crawl_id"]
 
@@ -51,14 +51,14 @@ async def test_a_crawl_is_named_and_shown_with_its_limits(world: World, anna: Br
 
 
 @pytest.mark.parametrize("reason", CrawlEnd)
-def test_every_end_of_a_crawl_has_words(reason: CrawlEnd) -> None:
+def test_every_end_of_a_crawl_has_a_text(reason: CrawlEnd) -> None:
     assert CRAWL_ENDS[reason].endswith(".")
 
 
-async def test_the_timeline_of_a_late_run_is_found_in_a_long_log(
+async def test_the_timeline_of_a_late_run_is_shown_from_a_long_log(
     world: World, anna: Browser
 ) -> None:
-    earlier = await a_run_with_both_ends(world)
+    earlier = await a_run_with_a_success_and_a_failure(world)
     run = await world.run(earlier["job_id"], earlier["latest_run"]["run_id"])
     for _ in range(130):
         world.clock.advance(60)
@@ -77,7 +77,7 @@ async def test_the_timeline_of_a_late_run_is_found_in_a_long_log(
         assert kind in page.words
 
 
-async def test_the_tasks_of_a_small_run_are_in_the_order_of_the_list(
+async def test_the_tasks_of_a_small_run_are_shown_in_list_order(
     world: World, anna: Browser
 ) -> None:
     submitted = await world.submit(12)
@@ -98,7 +98,7 @@ async def test_the_tasks_of_a_small_run_are_in_the_order_of_the_list(
 async def test_a_failed_task_is_listed_with_what_the_site_answered(
     world: World, anna: Browser
 ) -> None:
-    submitted = await a_run_with_both_ends(world)
+    submitted = await a_run_with_a_success_and_a_failure(world)
 
     run = await anna.open(base_of(submitted))
     tasks = await anna.open(f"{base_of(submitted)}/tasks?status=failed")
@@ -107,7 +107,7 @@ async def test_a_failed_task_is_listed_with_what_the_site_answered(
         assert re.search(r"404 from there\.\s+target_not_found", page.words)
 
 
-async def test_an_empty_list_of_jobs_leads_to_the_first_one(anna: Browser) -> None:
+async def test_an_empty_list_of_jobs_links_to_the_form_for_a_first_job(anna: Browser) -> None:
     empty = await anna.open("/ui/jobs")
     filtered = await anna.open("/ui/jobs?show=live")
 

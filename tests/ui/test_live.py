@@ -1,4 +1,4 @@
-"""Streams of the same page share its building, and building leaves time for other work."""
+"""Live streams of the same page share its rendering, which leaves time for other work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.ui.world import Browser, make_ui_world
 
 @dataclass(slots=True)
 class Builder:
-    """A page that takes a while to build, and counts."""
+    """A page that takes some time to build and counts its builds."""
 
     takes_s: float = 0.01
     built_at: list[float] = field(default_factory=list)
@@ -62,7 +62,7 @@ async def test_one_page_of_a_caller_is_built_at_a_time_with_pauses(
     assert 9 * 0.22 <= build.built_at[-1] - build.built_at[0] < 9 * 0.23
 
 
-async def test_many_pages_of_one_caller_do_not_delay_another_callers(
+async def test_many_pages_of_one_caller_do_not_delay_those_of_another(
     autojump_clock: MockClock,
 ) -> None:
     shared, hers, his = SharedFragments(), Builder(), Builder()
@@ -77,7 +77,7 @@ async def test_many_pages_of_one_caller_do_not_delay_another_callers(
     assert ended_at - his.built_at[0] < 0.1
 
 
-async def test_no_page_is_shared_with_another_caller(autojump_clock: MockClock) -> None:
+async def test_a_page_is_never_shared_with_another_caller(autojump_clock: MockClock) -> None:
     shared, hers, his = SharedFragments(), Builder(), Builder()
 
     await shared.get("anna", "page", hers)
@@ -87,7 +87,7 @@ async def test_no_page_is_shared_with_another_caller(autojump_clock: MockClock) 
 
 
 async def test_visitors_who_share_a_page_get_their_own_tokens() -> None:
-    """The shared blocks contain stand-ins, which no text of a caller can contain."""
+    """The shared blocks contain placeholders that no text of a caller can contain."""
     world = make_ui_world()
     anna = Browser(world)
     await anna.sign_in()

@@ -1,5 +1,5 @@
-"""Pages show what the API knows, to the caller whom it concerns, and their forms do what they
-say. Nothing here runs a script."""
+"""Pages show the data of the API to the caller that owns it, and their forms perform its
+operations. No scripts run in these tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def base_of(submitted: Any) -> str:
     return f"/ui/jobs/{submitted['job_id']}/runs/{submitted['latest_run']['run_id']}"
 
 
-async def a_run_with_both_ends(world: World, **fields: Any) -> Any:
+async def a_run_with_a_success_and_a_failure(world: World, **fields: Any) -> Any:
     submitted = await world.submit(3, name="prices", **fields)
     rows = await world.tasks_of(submitted["job_id"], submitted["latest_run"]["run_id"])
     await world.succeed(submitted["job_id"], rows[0], b"<h1>Hello</h1>")
@@ -33,14 +33,14 @@ async def a_run_with_both_ends(world: World, **fields: Any) -> Any:
 
 
 async def an_ended_run(world: World, **fields: Any) -> Any:
-    submitted = await a_run_with_both_ends(world, **fields)
+    submitted = await a_run_with_a_success_and_a_failure(world, **fields)
     rows = await world.tasks_of(submitted["job_id"], submitted["latest_run"]["run_id"])
     await world.succeed(submitted["job_id"], rows[2])
     return submitted
 
 
-async def test_the_overview_counts_what_waits_and_what_failed(world: World, anna: Browser) -> None:
-    await a_run_with_both_ends(world)
+async def test_the_overview_counts_waiting_and_failed_tasks(world: World, anna: Browser) -> None:
+    await a_run_with_a_success_and_a_failure(world)
 
     page = await anna.open("/ui/")
 
@@ -62,7 +62,7 @@ async def test_jobs_are_found_by_name_and_external_id(
     assert "another" not in page.words
 
 
-async def test_the_id_of_a_job_leads_to_it(world: World, anna: Browser) -> None:
+async def test_searching_for_a_job_id_opens_the_job(world: World, anna: Browser) -> None:
     submitted = await world.submit()
 
     answer = await anna.open(f"/ui/jobs?q={submitted['job_id']}")
@@ -84,7 +84,7 @@ async def test_jobs_are_filtered_by_the_state_of_their_run(
     assert {name for name in ("alive", "prices") if name in page.words} == names
 
 
-async def test_every_page_of_a_run_is_small(world: World, anna: Browser) -> None:
+async def test_every_page_of_a_run_is_below_the_size_limit(world: World, anna: Browser) -> None:
     submitted = await an_ended_run(world)
     base = base_of(submitted)
     rows = await world.tasks_of(submitted["job_id"], submitted["latest_run"]["run_id"])
@@ -118,7 +118,9 @@ async def a_long_run(world: World) -> Any:
     return submitted
 
 
-async def test_pages_with_charts_and_many_jobs_are_small(world: World, anna: Browser) -> None:
+async def test_pages_with_charts_and_many_jobs_are_below_the_size_limit(
+    world: World, anna: Browser
+) -> None:
     for number in range(30):
         await world.submit(name=f"{number} " + "n" * 90)
     base = base_of(await a_long_run(world))
@@ -129,7 +131,7 @@ async def test_pages_with_charts_and_many_jobs_are_small(world: World, anna: Bro
         assert len(page.text.encode()) < PAGE_BYTES_MAX, path
 
 
-async def test_a_chart_has_its_figures_as_a_table_too(world: World, anna: Browser) -> None:
+async def test_a_chart_also_has_its_figures_as_a_table(world: World, anna: Browser) -> None:
     base = base_of(await a_long_run(world))
 
     for path in ("/ui/", base):
@@ -151,7 +153,7 @@ async def test_the_failures_of_a_host_can_be_rerun_from_the_run(
     assert '<input type="hidden" name="host" value="example.com">' in page.text
 
 
-async def test_a_run_that_waits_for_its_budget_offers_to_raise_it(
+async def test_a_run_that_waits_for_its_budget_shows_a_form_to_raise_it(
     world: World, anna: Browser
 ) -> None:
     submitted = await world.submit(2)
@@ -206,7 +208,7 @@ async def test_a_stop_shows_its_receipt(world: World, anna: Browser) -> None:
         {"status": "failed", "host": "example.com"},
     ],
 )
-async def test_the_failed_tasks_run_again(
+async def test_failed_tasks_are_rerun_from_the_run(
     world: World, anna: Browser, chosen: dict[str, str]
 ) -> None:
     submitted = await an_ended_run(world)
@@ -274,7 +276,7 @@ async def test_the_last_host_limit_can_be_removed(world: World, anna: Browser) -
     assert "host_limits" not in (await world.get(f"/v1/jobs/{submitted['job_id']}")).json
 
 
-async def test_a_deletion_is_confirmed_first(world: World, anna: Browser) -> None:
+async def test_a_deletion_asks_for_confirmation_first(world: World, anna: Browser) -> None:
     submitted = await an_ended_run(world)
     job = f"/ui/jobs/{submitted['job_id']}"
 
@@ -287,7 +289,7 @@ async def test_a_deletion_is_confirmed_first(world: World, anna: Browser) -> Non
     assert (await world.get(f"/v1/jobs/{submitted['job_id']}")).status == 404
 
 
-async def test_a_list_is_checked_before_it_is_submitted(world: World, anna: Browser) -> None:
+async def test_a_list_can_be_validated_before_it_is_submitted(world: World, anna: Browser) -> None:
     await anna.open("/ui/jobs/new")
     fields = {"urls": "https://example.com/1\nnot a url\nhttps://example.com/2", "name": "new"}
 
@@ -320,7 +322,9 @@ async def test_a_list_is_submitted_with_its_limits(world: World, anna: Browser) 
     assert job["zenrows_params"] == {"js_render": "true"}
 
 
-async def test_a_refused_job_keeps_what_was_typed(world: World, anna: Browser) -> None:
+async def test_a_form_of_a_refused_job_keeps_the_entered_values(
+    world: World, anna: Browser
+) -> None:
     await anna.open("/ui/jobs/new")
     fields = {"urls": "https://example.com/1", "max_inflight": "many", "do": "submit"}
 
@@ -331,7 +335,7 @@ async def test_a_refused_job_keeps_what_was_typed(world: World, anna: Browser) -
     assert 'value="many"' in answer.text
 
 
-async def test_a_refused_list_names_its_invalid_lines(world: World, anna: Browser) -> None:
+async def test_a_refused_list_shows_its_invalid_lines(world: World, anna: Browser) -> None:
     page = await anna.open("/ui/jobs/new")
     (once,) = set(re.findall(r'name="once" value="(\w+)"', page.text))
     fields = {"urls": "https://example.com/1\nno url", "do": "submit", "once": once}
@@ -343,7 +347,9 @@ async def test_a_refused_list_names_its_invalid_lines(world: World, anna: Browse
         assert "line 2: malformed url no url" in " ".join(answer.words.split())
 
 
-async def test_a_file_of_lines_is_submitted(world: World, anna: Browser) -> None:
+async def test_an_uploaded_file_is_submitted_together_with_pasted_lines(
+    world: World, anna: Browser
+) -> None:
     await anna.open("/ui/jobs/new")
     parts = {"token": anna.token, "do": "submit", "urls": "https://example.com/pasted"}
     body = "".join(
@@ -361,7 +367,7 @@ async def test_a_file_of_lines_is_submitted(world: World, anna: Browser) -> None
     assert job["latest_run"]["stats"]["total"] == 3
 
 
-async def test_a_schedule_is_made_paused_and_run_now(world: World, anna: Browser) -> None:
+async def test_a_schedule_is_created_paused_and_fired_by_hand(world: World, anna: Browser) -> None:
     await anna.open("/ui/jobs/new")
     fields = {"urls": "https://example.com/1", "name": "nightly", "cron": "0 4 * * *"}
     made = await anna.send("/ui/jobs/new", {**fields, "do": "submit"})
@@ -394,7 +400,7 @@ async def test_webhooks_are_set_tested_and_their_keys_rotated(world: World, anna
     assert "https://hooks.example/x" in shown.words
 
 
-async def test_a_delivery_is_made_again(world: World, anna: Browser) -> None:
+async def test_a_webhook_event_is_redelivered(world: World, anna: Browser) -> None:
     submitted = await an_ended_run(world, webhook={"url": "https://hooks.example/x"})
     page = await anna.open(f"/ui/webhooks?job={submitted['job_id']}")
     event_id = re.findall(r'name="event_id" value="(\w+)"', page.text)[0]
@@ -408,7 +414,7 @@ async def test_a_delivery_is_made_again(world: World, anna: Browser) -> None:
 
 @pytest.mark.parametrize("reason", list(WaitReason))
 async def test_every_wait_reason_is_explained_on_the_page(reason: WaitReason) -> None:
-    """A worker reports the reason, or the rows and leases have it."""
+    """The reason is reported by a worker, or follows from rows and leases."""
     page = await a_page_that_shows(reason)
 
     assert f">{reason}</code>" in page.text
@@ -416,7 +422,7 @@ async def test_every_wait_reason_is_explained_on_the_page(reason: WaitReason) ->
     assert WAITS[reason].remedy in page.words
 
 
-def test_every_reason_of_a_failure_has_words_and_a_remedy() -> None:
+def test_every_failure_reason_has_a_text_and_a_remedy() -> None:
     assert set(FailureReason) <= set(FAILURES)
     assert set(FailureReason) == set(REMEDIES)
     assert set(WAITS) == set(WaitReason)
@@ -457,7 +463,7 @@ async def test_no_form_changes_another_callers_job(
     assert answer.status == 404
 
 
-async def test_hostile_texts_are_shown_and_not_run(world: World, anna: Browser) -> None:
+async def test_hostile_texts_are_shown_and_not_executed(world: World, anna: Browser) -> None:
     url = "https://example.com/?q='><script>alert(1)</script>"
     seen = await world.post(
         "/v1/jobs",
@@ -489,7 +495,9 @@ async def test_hostile_texts_are_shown_and_not_run(world: World, anna: Browser) 
         assert "<img src=x" not in text, path
 
 
-async def test_a_preview_may_run_and_load_nothing(world: World, anna: Browser) -> None:
+async def test_a_preview_can_neither_run_scripts_nor_load_anything(
+    world: World, anna: Browser
+) -> None:
     submitted = await world.submit()
     (task,) = await world.tasks_of(submitted["job_id"], submitted["latest_run"]["run_id"])
     await world.succeed(submitted["job_id"], task, b"<script>alert(1)</script>")
@@ -505,14 +513,14 @@ async def test_a_preview_may_run_and_load_nothing(world: World, anna: Browser) -
     assert download.headers["Content-Disposition"].startswith("attachment")
 
 
-async def test_a_page_that_does_not_exist_is_a_page(world: World, anna: Browser) -> None:
+async def test_an_unknown_address_shows_an_error_page(world: World, anna: Browser) -> None:
     for path in ("/ui/nothing", "/ui/jobs/x/y/z", "/ui/static/none.css", "/ui/static/..%5cx.css"):
         answer = await anna.open(path)
         assert answer.status == 404, path
         assert answer.headers["Content-Type"].startswith("text/html")
 
 
-async def test_an_operator_finds_the_jobs_of_one_caller() -> None:
+async def test_an_operator_can_filter_jobs_by_caller() -> None:
     world = make_ui_world()
     await world.submit(name="of anna")
     submitted = await world.submit(key=BERT, name="of bert")

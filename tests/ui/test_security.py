@@ -1,8 +1,6 @@
-"""What no visitor may see, do or be made to do, on every page, form and stream that there is.
+"""What no visitor may see, do or be made to do, on every page, form and stream.
 
-The tests go through the tables of the dashboard, so that they cover a new page or form as soon as
-it has an address.
-"""
+The tests use the route tables of the dashboard, so that they cover a new page or form at once."""
 
 from __future__ import annotations
 
@@ -53,8 +51,8 @@ FIELDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """A job with something to show on every page."""
+class ShownJob:
+    """A job that has content for every page."""
 
     job_id: str
     run_id: str
@@ -66,10 +64,10 @@ class Shown:
         return "/ui" + re.sub(r"<string:(\w+)>", lambda found: getattr(self, found[1]), pattern)
 
 
-async def a_job_to_show(world: World, key: str, text: str = "plain") -> Shown:
+async def a_job_to_show(world: World, key: str, text: str = "plain") -> ShownJob:
     """An ended run with a failure, an attempted delivery and an export, and a scheduled job. `text`
-    is wherever a caller, a site or a receiver may write."""
-    # What the API accepts in a URL as it is.
+    is used in every field that a caller, a site or a receiver can write."""
+    # The text in the form that the API accepts in a URL.
     in_a_url = re.sub(r"[\s\"\\{}]", "", text)
     body = {
         "name": text,
@@ -99,7 +97,7 @@ async def a_job_to_show(world: World, key: str, text: str = "plain") -> Shown:
     schedule = {"cron": "0 4 * * *", "timezone": "UTC"}
     scheduled = {**body, "type": "scheduled", "schedule": schedule}
     scheduled_id = (await world.post("/v1/jobs", scheduled, key=key)).json["job_id"]
-    return Shown(job_id, run_id, first.task_id, started.json["export_id"], scheduled_id)
+    return ShownJob(job_id, run_id, first.task_id, started.json["export_id"], scheduled_id)
 
 
 async def visitor(world: World, key: str, **fields: str) -> Browser:
@@ -108,7 +106,7 @@ async def visitor(world: World, key: str, **fields: str) -> Browser:
     return browser
 
 
-async def every_page(browser: Browser, shown: Shown) -> dict[str, Answer]:
+async def every_page(browser: Browser, shown: ShownJob) -> dict[str, Answer]:
     """Every page about this job, and the pages that list it."""
     paths = [shown.path(pattern) for pattern in sorted(VIEWS)]
     paths += [
@@ -142,7 +140,7 @@ def words_without_ids(answer: Answer) -> str:
 
 
 @pytest.mark.parametrize("pattern", FORMS_OF_A_JOB)
-async def test_no_form_touches_another_callers_job(
+async def test_no_form_changes_another_callers_job(
     world: World, anna: Browser, pattern: str
 ) -> None:
     shown = await a_job_to_show(world, BERT)
@@ -165,7 +163,7 @@ async def test_no_search_finds_another_callers_job(world: World, anna: Browser) 
         assert page.status == 200, path
         for secret in (shown.job_id, shown.scheduled_id, shown.run_id):
             assert secret not in page.text, path
-        # The search field repeats what was searched for.
+        # The search field repeats the search text.
         assert ">berts-own-name<" not in page.text, path
     for path in (
         f"/ui/webhooks?job={shown.job_id}",
@@ -174,7 +172,7 @@ async def test_no_search_finds_another_callers_job(world: World, anna: Browser) 
         assert (await anna.open(path)).status == 404, path
 
 
-async def test_no_export_of_another_run_is_shown(world: World, anna: Browser) -> None:
+async def test_an_export_of_another_run_is_not_shown(world: World, anna: Browser) -> None:
     hers, his = await a_job_to_show(world, ANNA), await a_job_to_show(world, BERT)
     run = f"/ui/jobs/{hers.job_id}/runs/{hers.run_id}"
 
@@ -210,7 +208,7 @@ async def test_no_form_works_without_its_token_or_as_a_link(
 
 @pytest.mark.parametrize("pattern", sorted(FORMS))
 @pytest.mark.parametrize(("key", "fields"), [(ANNA, {"read_only": "on"}), (WATCH, {})])
-async def test_a_read_only_visitor_sends_no_form(
+async def test_a_form_of_a_read_only_visitor_is_refused(
     world: World, pattern: str, key: str, fields: dict[str, str]
 ) -> None:
     shown = await a_job_to_show(world, ANNA)
@@ -224,7 +222,7 @@ async def test_a_read_only_visitor_sends_no_form(
 
 
 @pytest.mark.parametrize(("key", "fields"), [(ANNA, {"read_only": "on"}), (WATCH, {})])
-async def test_a_read_only_visitor_is_offered_no_form(
+async def test_a_read_only_visitor_sees_no_form(
     world: World, key: str, fields: dict[str, str]
 ) -> None:
     shown = await a_job_to_show(world, ANNA)
@@ -235,12 +233,12 @@ async def test_a_read_only_visitor_is_offered_no_form(
         assert set(forms) <= {"/ui/signout"}, path
 
 
-# What a page may make the browser do.
+# What a page can make the browser do.
 
 
 @dataclass(slots=True)
 class Reader(HTMLParser):
-    """Collects what a page could run or load."""
+    """Collects everything in a page that a browser would run or load."""
 
     suspects: list[str] = field(default_factory=list)
 
@@ -260,7 +258,7 @@ class Reader(HTMLParser):
                 self.suspects.append(f"{tag} {name}={value}")
 
 
-async def test_no_text_of_a_caller_a_site_or_a_receiver_becomes_markup(world: World) -> None:
+async def test_no_text_of_a_caller_site_or_receiver_becomes_markup(world: World) -> None:
     shown = await a_job_to_show(world, ANNA, HOSTILE)
     anna = await visitor(world, ANNA)
     pages = await every_page(anna, shown)
@@ -286,7 +284,7 @@ async def test_no_text_of_a_caller_a_site_or_a_receiver_becomes_markup(world: Wo
         assert "49" not in re.findall(r"onerror=alert\(2\)&gt;(\d+)", page.text), path
 
 
-async def test_every_page_forbids_frames_and_foreign_content(world: World) -> None:
+async def test_every_page_forbids_frames_and_content_of_other_sites(world: World) -> None:
     shown = await a_job_to_show(world, ANNA)
     anna = await visitor(world, ANNA)
     pages = await every_page(anna, shown)
@@ -310,7 +308,7 @@ async def test_every_page_forbids_frames_and_foreign_content(world: World) -> No
 # Keys and sessions.
 
 
-async def test_a_key_is_in_no_page_no_address_and_no_log(
+async def test_an_api_key_is_in_no_page_address_or_log(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -346,8 +344,8 @@ async def test_an_operator_sees_no_key_and_no_token_of_a_caller(world: World) ->
         assert (await operator.send(shown.path(pattern), FIELDS)).status == 403, pattern
 
 
-async def test_the_operators_key_is_no_api_key(world: World) -> None:
-    """An operator acts through the pages only, and submits nothing."""
+async def test_the_operators_key_is_not_an_api_key(world: World) -> None:
+    """An operator acts through the pages only and cannot submit jobs."""
     operator = await visitor(world, ADMIN)
     await operator.open("/ui/")
 
@@ -355,8 +353,8 @@ async def test_the_operators_key_is_no_api_key(world: World) -> None:
 
 
 async def test_a_session_planted_by_another_visitor_is_replaced_at_sign_in() -> None:
-    """Bert plants his own session in Anna's browser. After her sign-in it is worth nothing there,
-    and neither his cookie nor his token reaches what is hers."""
+    """The caller Bert plants his own session in Anna's browser. After her sign-in that session is
+    invalid there, and neither his cookie nor his token gives access to her jobs."""
     world = make_ui_world()
     bert = await visitor(world, BERT)
     await bert.open("/ui/")

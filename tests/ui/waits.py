@@ -1,4 +1,4 @@
-"""Brings about each wait reason of a run, in a world without workers."""
+"""Creates each wait reason of a run, without workers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def a_page_that_shows(reason: WaitReason) -> Answer:
 
 
 async def bring_about(world: World, job_id: str, run_id: str, reason: WaitReason) -> None:
-    """Makes the run wait: a worker reports the reason, or the rows and leases have it."""
+    """Makes the run wait: through the report of a worker, or through rows and leases."""
     env = world.env
     run = await world.run(job_id, run_id)
     workers = WorkerReport(10, 10)
@@ -46,7 +46,7 @@ async def bring_about(world: World, job_id: str, run_id: str, reason: WaitReason
             await publish_presence(env, workers)
         case WaitReason.RATE_LIMITED | WaitReason.RETRY_BACKOFF:
             for task in await world.tasks_of(job_id, run_id):
-                await _try_in_vain(world, job_id, task)
+                await _fail_attempt(world, job_id, task)
             await publish_presence(env, workers)
             await publish_reports(env, {run.run_id: RunReport(reason=reason)})
         case _:
@@ -54,8 +54,8 @@ async def bring_about(world: World, job_id: str, run_id: str, reason: WaitReason
             await publish_reports(env, {run.run_id: RunReport(reason=reason)})
 
 
-async def _try_in_vain(world: World, job_id: str, task: Task) -> None:
-    """Brings a task to an attempt that will be repeated."""
+async def _fail_attempt(world: World, job_id: str, task: Task) -> None:
+    """Fails an attempt of a task that will be retried."""
     ref, held = await world.claim(job_id, task)
     problem = make_problem("target_rate_limited", "Too many requests", 429)
     miss = NotScraped(reason=FailureReason.RATE_LIMITED, problem=problem, retryable=True)
@@ -64,7 +64,7 @@ async def _try_in_vain(world: World, job_id: str, task: Task) -> None:
 
 
 def boxes_of_all_reasons() -> str:
-    """One page with the box of each reason, taken from the page of a run."""
+    """One page with the boxes of all reasons, each taken from the page of a run."""
 
     async def take() -> list[str]:
         boxes: list[str] = []

@@ -1,4 +1,4 @@
-"""A world with a dashboard, and browsers that visit it without scripts."""
+"""A dashboard with its ports, and browsers that visit it without scripts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TOKEN = re.compile(r'name="token" value="([^"]+)"')
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a browser gets."""
+    """The response that a browser receives."""
 
     status: int
     headers: Headers
@@ -39,13 +39,13 @@ class Answer:
 
     @property
     def words(self) -> str:
-        """The text as a reader sees it."""
+        """The visible text of the page."""
         return html.unescape(re.sub(r"<[^>]+>", " ", self.text))
 
 
 @dataclass(slots=True)
 class Browser:
-    """Keeps its cookie, and sends the token of the last page with every form."""
+    """A browser that keeps its cookie and sends the token of the last page with every form."""
 
     world: World
     cookie: str | None = None

@@ -64,7 +64,7 @@ class _Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
 
 
 def _count_connections(listener: socket.socket, leaks: list[str]) -> None:
-    """Notes every connection, even one without a request."""
+    """Records every connection, even one without a request."""
     with suppress(OSError):  # Closed at the end.
         while True:
             connection, address = listener.accept()
@@ -73,7 +73,7 @@ def _count_connections(listener: socket.socket, leaks: list[str]) -> None:
 
 
 @dataclass(slots=True)
-class Stage:
+class DemoServer:
     """The address of the server, and the pages to look at, by name."""
 
     url: str
@@ -104,15 +104,15 @@ class Stage:
 
 
 def _drain(stream: Iterable[str]) -> None:
-    """Reads what the server logs, so that the pipe never fills."""
+    """Reads the log of the server, so that the pipe never fills."""
     with suppress(ValueError):  # Closed at the end.
         for _ in stream:
             pass
 
 
 @contextmanager
-def a_stage(data_dir: Path, more: Mapping[str, str] | None = None) -> Iterator[Stage]:
-    """A server, and a site for it to fetch. `more` has further variables of its environment."""
+def a_demo_server(data_dir: Path, more: Mapping[str, str] | None = None) -> Iterator[DemoServer]:
+    """Runs a server, and a site for it to fetch. `more` contains further environment variables."""
     leaks: list[str] = []
     listener = socket.create_server(("127.0.0.1", 0))
     threading.Thread(target=_count_connections, args=(listener, leaks), daemon=True).start()
@@ -139,12 +139,12 @@ def a_stage(data_dir: Path, more: Mapping[str, str] | None = None) -> Iterator[S
         assert url, "the server did not start"
         threading.Thread(target=_drain, args=(program.stderr,), daemon=True).start()
         own = f"http://127.0.0.1:{site.server_address[1]}"
-        stage = Stage(url, own, site.elsewhere, leaks)
-        yield stage
+        demo = DemoServer(url, own, site.elsewhere, leaks)
+        yield demo
     finally:
         program.terminate()
         program.wait(30)
-        # The thread has read to the end: the pipe is closed on the other side.
+        # The thread has read to the end, because the pipe is closed on the other side.
         program.stderr.close()
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
@@ -152,37 +152,37 @@ def a_stage(data_dir: Path, more: Mapping[str, str] | None = None) -> Iterator[S
         site.server_close()
 
 
-def set_the_scene(stage: Stage) -> None:
+def submit_demo_jobs(demo: DemoServer) -> None:
     """Submits jobs in several states, and names the pages that show them."""
-    ended = stage.submit(
+    ended = demo.submit(
         "prices-de",
         [*(f"item/{n}" for n in range(160)), *(f"missing/{n}" for n in range(9)), "blocked/1"],
         max_attempts=1,
         external_id="shop-42",
         metadata={"team": "pricing"},
-        webhook={"url": f"{stage.site}/hook", "signature": False},
+        webhook={"url": f"{demo.site}/hook", "signature": False},
     )
     schedule = {"cron": "0 4 * * *", "timezone": "Europe/Berlin"}
-    stage.submit("news-nightly", ["item/1"], type="scheduled", schedule=schedule)
-    stage.wait_for_end(ended)
-    live = stage.submit(
+    demo.submit("news-nightly", ["item/1"], type="scheduled", schedule=schedule)
+    demo.wait_for_end(ended)
+    live = demo.submit(
         "catalogue-full",
         [*(f"item/{n}" for n in range(300)), *(f"slow/{n}" for n in range(200))],
         host_limits={"concurrency": 5},
         max_attempts=1,
     )
-    crawl_id = stage.call("POST", "/v1/crawls", {"url": f"{stage.site}/item/1"})["crawl_id"]
-    crawl = stage.call("GET", f"/v1/jobs/{crawl_id}")
-    paused = stage.submit("leads", [f"item/{n}" for n in range(40)], host_limits={"rate_per_s": 1})
-    stage.call("POST", f"/v1/jobs/{paused['job_id']}/pause")
+    crawl_id = demo.call("POST", "/v1/crawls", {"url": f"{demo.site}/item/1"})["crawl_id"]
+    crawl = demo.call("GET", f"/v1/jobs/{crawl_id}")
+    paused = demo.submit("leads", [f"item/{n}" for n in range(40)], host_limits={"rate_per_s": 1})
+    demo.call("POST", f"/v1/jobs/{paused['job_id']}/pause")
     base, live_base, paused_base, crawl_base = (
         f"/ui/jobs/{job_view['job_id']}/runs/{job_view['latest_run']['run_id']}"
         for job_view in (ended, live, paused, crawl)
     )
     api = f"/v1/jobs/{ended['job_id']}/runs/{ended['latest_run']['run_id']}"
-    good = stage.call("GET", f"{api}/results?status=successful&limit=1")["results"][0]["task_id"]
-    bad = stage.call("GET", f"{api}/results?status=failed&limit=1")["results"][0]["task_id"]
-    stage.paths = {
+    good = demo.call("GET", f"{api}/results?status=successful&limit=1")["results"][0]["task_id"]
+    bad = demo.call("GET", f"{api}/results?status=failed&limit=1")["results"][0]["task_id"]
+    demo.paths = {
         "overview": "/ui/",
         "jobs": "/ui/jobs",
         "job": f"/ui/jobs/{ended['job_id']}",
