@@ -1,1 +1,1 @@
-"""What one engine alone has."""
+"""Tests of what only one engine has."""

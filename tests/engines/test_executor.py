@@ -1,4 +1,4 @@
-"""ThreadExecutor: what comes out of a thread, and what it leaves behind."""
+"""ThreadExecutor: results and errors of a thread, and what stays in memory."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from conveyor.engines.executor import ThreadExecutor
 
 
 class Body(bytearray):
-    """Bytes that a weak reference may name."""
+    """Bytes that can have a weak reference."""
 
 
-async def test_a_failure_in_a_thread_does_not_keep_what_its_callers_hold() -> None:
-    """Without the collector of cycles, which runs rarely: a large body would stay for minutes."""
+async def test_an_error_in_a_thread_does_not_keep_the_data_of_its_callers_in_memory() -> None:
+    """The garbage collector is off, because it runs rarely and a large body would stay for
+    minutes."""
 
     def fail() -> None:
         raise ValueError("a bad encoding")
@@ -42,7 +43,7 @@ async def test_a_failure_in_a_thread_does_not_keep_what_its_callers_hold() -> No
     assert not is_kept
 
 
-async def test_the_traceback_of_a_failure_names_the_work() -> None:
+async def test_the_traceback_of_an_error_contains_the_work() -> None:
     def fail() -> None:
         raise ValueError("a bad encoding")
 

@@ -1,4 +1,5 @@
-"""The store made of two: what a crash between its two writes leaves, and who finishes it."""
+"""The store made of two stores: what a crash between its two writes leaves, and how it is
+finished."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ from tests.builders import (
 )
 from tests.conformance.test_chunks import a_chunk
 
-EVER = UnplacedEvents(before=T0 + 1e6, limit=10)
+ALL_EVENTS = UnplacedEvents(before=T0 + 1e6, limit=10)
 
 
 @dataclass
@@ -114,14 +115,14 @@ async def _is_half_written(pair: Pair, change: Change) -> None:
     assert await pair.unfinished() == 1
 
 
-async def test_a_change_that_is_not_decided_leaves_nothing(pair: Pair) -> None:
+async def test_a_change_whose_first_write_failed_leaves_nothing(pair: Pair) -> None:
     pair.records.fails = ["before"]
 
     with pytest.raises(Unavailable):
         await _commit(pair.store, _creation())
 
     assert await pair.unfinished() == 0
-    assert await pair.store.find(EVER) == []
+    assert await pair.store.find(ALL_EVENTS) == []
     assert await kept(pair.store, a_stats()) is None
 
 
@@ -133,21 +134,21 @@ async def test_a_finished_change_leaves_no_crossing(pair: Pair) -> None:
         "Job", "Run", "ShardCounters", "Batch", "Event", "Event",
     ]  # fmt: skip
     assert await pair.unfinished() == 0
-    assert len(await pair.store.find(EVER)) == 2
+    assert len(await pair.store.find(ALL_EVENTS)) == 2
 
 
-async def test_what_a_crash_left_is_finished_by_whoever_looks(pair: Pair) -> None:
+async def test_a_half_written_change_is_finished_by_a_sweep(pair: Pair) -> None:
     await _is_half_written(pair, _creation())
 
     count = await pair.store.finish_unfinished()
 
     assert count == 1
     assert await pair.unfinished() == 0
-    assert len(await pair.store.find(EVER)) == 2
+    assert len(await pair.store.find(ALL_EVENTS)) == 2
     assert await kept(pair.store, a_stats()) == a_stats()
 
 
-async def test_a_second_part_whose_answer_was_lost_is_written_once(pair: Pair) -> None:
+async def test_a_second_part_with_a_lost_answer_is_written_once(pair: Pair) -> None:
     await keep(pair.store, a_job(), a_stats())
     pair.tasks.fails = ["after"]
 
@@ -159,7 +160,7 @@ async def test_a_second_part_whose_answer_was_lost_is_written_once(pair: Pair) -
     assert await pair.unfinished() == 0
 
 
-async def test_a_change_is_done_even_if_it_cannot_be_forgotten(pair: Pair) -> None:
+async def test_a_change_is_applied_although_its_crossing_cannot_be_deleted(pair: Pair) -> None:
     pair.records.fails = ["", "before"]
 
     verdict = await _commit(pair.store, _creation())
@@ -167,10 +168,10 @@ async def test_a_change_is_done_even_if_it_cannot_be_forgotten(pair: Pair) -> No
 
     assert isinstance(verdict, Applied)
     assert await pair.unfinished() == 0
-    assert len(await pair.store.find(EVER)) == 2
+    assert len(await pair.store.find(ALL_EVENTS)) == 2
 
 
-async def test_the_next_change_of_the_job_finishes_the_one_before(pair: Pair) -> None:
+async def test_the_next_change_of_a_job_finishes_the_previous_one(pair: Pair) -> None:
     await _is_half_written(pair, _creation())
 
     verdict = await _commit(pair.store, termination.request_stop(a_run(), reason=None, now=T0))
@@ -180,7 +181,7 @@ async def test_the_next_change_of_the_job_finishes_the_one_before(pair: Pair) ->
     assert await pair.unfinished() == 0
 
 
-async def test_who_reads_a_stopping_run_reads_drained_counters(pair: Pair) -> None:
+async def test_reading_a_stopping_run_finishes_the_change_of_its_counters(pair: Pair) -> None:
     await _commit(pair.store, _creation())
     await _is_half_written(pair, termination.request_stop(a_run(), reason=None, now=T0))
     assert await kept(pair.store, a_stats()) == a_stats()
@@ -192,7 +193,7 @@ async def test_who_reads_a_stopping_run_reads_drained_counters(pair: Pair) -> No
     assert await kept(pair.store, a_stats()) == a_stats(status=CounterState.DRAINING)
 
 
-async def test_a_step_of_a_new_run_finishes_its_creation(pair: Pair) -> None:
+async def test_a_chunk_of_a_new_run_finishes_the_creation_of_the_run(pair: Pair) -> None:
     await _is_half_written(pair, _creation())
 
     verdict = await pair.store.put_chunk(a_chunk(a_task(0), a_task(1)))
@@ -202,9 +203,7 @@ async def test_a_step_of_a_new_run_finishes_its_creation(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("how", ["before", "after"])
-async def test_a_step_that_is_repeated_counts_once_whatever_its_length(
-    pair: Pair, how: str
-) -> None:
+async def test_a_repeated_chunk_of_any_length_counts_its_tasks_once(pair: Pair, how: str) -> None:
     await _commit(pair.store, _creation())
     pair.records.fails = [how]
     with pytest.raises(Unavailable):
@@ -231,7 +230,7 @@ async def test_references_are_sent_after_their_rows_and_before_the_checkpoint(pa
     assert await kept(pair.store, a_task(0)) == a_task(0)
 
 
-async def test_a_deletion_finishes_first_what_would_write_rows_later(pair: Pair) -> None:
+async def test_a_deletion_first_finishes_changes_that_would_write_rows_later(pair: Pair) -> None:
     await _is_half_written(pair, _creation())
 
     while await pair.store.delete_run_rows(JOB, None, limit=10):
@@ -239,10 +238,10 @@ async def test_a_deletion_finishes_first_what_would_write_rows_later(pair: Pair)
     await pair.store.finish_unfinished()
 
     assert await pair.store.find(StatsOf(job_id=JOB, run_id=RUN, shard_count=1)) == []
-    assert await pair.store.find(EVER) == []
+    assert await pair.store.find(ALL_EVENTS) == []
 
 
-async def test_what_a_deletion_has_overtaken_is_left_out(pair: Pair) -> None:
+async def test_finishing_a_change_writes_no_rows_that_were_deleted_meanwhile(pair: Pair) -> None:
     await _commit(pair.store, _creation())
     await _is_half_written(pair, termination.request_stop(a_run(), reason=None, now=T0))
     while await pair.tasks.delete_run_rows(JOB, RUN, limit=10):
@@ -263,7 +262,7 @@ async def test_a_missing_row_of_either_store_outranks_a_stale_one(pair: Pair) ->
     assert verdict == Missing(key_of(a_stats()))
 
 
-async def test_a_change_is_refused_by_the_store_that_decides(pair: Pair) -> None:
+async def test_a_change_is_refused_by_the_guards_of_its_first_store(pair: Pair) -> None:
     await keep(pair.store, a_run(status=RunStatus.STOPPED), a_stats())
     stop = a_change(
         update(a_run(), Guard(status_in=RUN_LIVE), updated_at=T0), add(a_stats(), retrying=1)
@@ -276,7 +275,7 @@ async def test_a_change_is_refused_by_the_store_that_decides(pair: Pair) -> None
     assert await pair.store.read(CrossingKey(JOB)) is None
 
 
-async def test_the_settles_of_a_call_are_one_call_of_the_task_store(pair: Pair) -> None:
+async def test_the_settles_of_a_call_are_one_commit_of_the_task_store(pair: Pair) -> None:
     await keep(pair.store, a_stats(), a_task(0), a_task(1))
     pair.tasks.calls.clear()
 

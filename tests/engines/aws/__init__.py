@@ -1,1 +1,1 @@
-"""What the AWS engine alone has: signatures, metering, retries, and two transports that agree."""
+"""Tests of the AWS engine: signatures, metering, retries, and two transports that agree."""

@@ -1,4 +1,4 @@
-"""A transport that says what a test wants it to say, and remembers what it was asked."""
+"""A transport with scripted answers that records the calls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from conveyor.engines.aws.errors import AwsError, NoResponse
 
-Said = dict[str, Any] | AwsError | NoResponse
+ScriptedAnswer = dict[str, Any] | AwsError | NoResponse
 
 THROTTLED = AwsError("ThrottlingException", "slow down")
 LOST = NoResponse("the connection closed", was_sent=True)
@@ -16,9 +16,9 @@ UNSENT = NoResponse("connection refused", was_sent=False)
 
 
 class ScriptedTransport:
-    """Says its lines in order, the last one for ever."""
+    """Gives its answers in order, and the last one for every later call."""
 
-    def __init__(self, *lines: Said) -> None:
+    def __init__(self, *lines: ScriptedAnswer) -> None:
         self._lines = list(lines)
         self.asked: list[tuple[str, str, Mapping[str, Any]]] = []
 

@@ -1,4 +1,5 @@
-"""Receives for each task at a cap, over the wire: servers have whims that a model may lack."""
+"""The number of receives for each task of a job at its cap, on a real server, because a model may
+lack some of its behaviour."""
 
 from __future__ import annotations
 

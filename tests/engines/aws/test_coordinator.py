@@ -47,7 +47,7 @@ async def client(ministack: str) -> AsyncIterator[AwsClient]:
         yield an_aws_client(transport)
 
 
-async def test_who_is_ahead_of_time_takes_no_lease_that_its_holder_believes_in(
+async def test_a_process_whose_clock_is_ahead_does_not_take_a_lease_that_its_holder_can_renew(
     client: AwsClient,
 ) -> None:
     table = a_space()
@@ -87,7 +87,7 @@ async def test_a_renewal_that_arrives_late_shortens_no_lease(client: AwsClient) 
     assert await holder.renew([held], ttl_s=30) == frozenset()
 
 
-async def test_a_mark_that_was_taken_back_is_gone_for_who_is_behind_the_time(
+async def test_a_withdrawn_status_text_is_not_listed_by_a_process_whose_clock_is_behind(
     client: AwsClient,
 ) -> None:
     table = a_space()

@@ -1,4 +1,5 @@
-"""What a task may cost: calls and write units, bodies on S3 apart, counted by the meter."""
+"""The cost of a task: calls and write units, counted by the meter. Bodies on S3 are not
+included."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ PACE = BatchingConfig(settle_s=0.1, settle_max=SHARDS * limits.INLINE_TASKS_MAX)
 
 @asynccontextmanager
 async def metered_env(ministack: str, redis: str) -> AsyncGenerator[tuple[Context, Meter], None]:
-    """The engine of production, on servers that stand in for it; bodies are in memory."""
+    """The production engine on local servers; bodies are in memory."""
     meter = Meter(indexes=[(index.pk, index.sk) for index in INDEXES])
     env, space = make_world().env, a_space()
     async with (
@@ -71,7 +72,7 @@ async def metered_env(ministack: str, redis: str) -> AsyncGenerator[tuple[Contex
 
 
 async def ingested(env: Context) -> Run:
-    """A large job whose rows are in place and whose refs are sent."""
+    """A large job that is completely ingested."""
     drafts = [TaskDraft(url=f"https://example.com/page?id={number}") for number in range(COUNT)]
     job_id = JobId(env.new_id())
     accepted = await jobs.submit(env, CallerId("me"), jobs.Submission(drafts=drafts), job_id=job_id)
@@ -81,8 +82,8 @@ async def ingested(env: Context) -> Run:
     return run
 
 
-async def in_hand(env: Context, run: Run) -> list[tuple[Message, Task]]:
-    """Every task, leased, received and claimed as a poller does it: by fifties."""
+async def claim_all(env: Context, run: Run) -> list[tuple[Message, Task]]:
+    """Acquires leases, receives and claims every task, as a poller does, in groups of fifty."""
     taken: list[tuple[Message, Task]] = []
     leases = await env.coordinator.acquire(
         run.job_id, run.run_id, count_max=50, cap=100, ttl_s=limits.LEASE_TTL_S
@@ -98,8 +99,8 @@ async def in_hand(env: Context, run: Run) -> list[tuple[Message, Task]]:
     return taken
 
 
-async def settled(env: Context, taken: list[tuple[Message, Task]], meter: Meter) -> None:
-    """All through one writer, until it has acked what it wrote."""
+async def settle_all(env: Context, taken: list[tuple[Message, Task]], meter: Meter) -> None:
+    """Settles all tasks through one writer and waits until it has acked them."""
     mailbox: Mailbox[ShardWriterMessage] = Mailbox(capacity=COUNT)
     replies: list[Reply[SettleVerdict]] = [Reply() for _ in taken]
     for (message, task), reply in zip(taken, replies, strict=True):
@@ -117,13 +118,13 @@ async def settled(env: Context, taken: list[tuple[Message, Task]], meter: Meter)
         nursery.cancel_scope.cancel()
 
 
-async def test_a_task_takes_at_most_two_and_a_half_calls_and_little_over_four_write_units(
+async def test_a_task_costs_at_most_two_and_a_half_calls_and_little_over_four_write_units(
     ministack: str, redis: str
 ) -> None:
     async with metered_env(ministack, redis) as (env, meter):
         before = Counter(meter.calls)
-        taken = await in_hand(env, await ingested(env))
-        await settled(env, taken[:-10], meter)
+        taken = await claim_all(env, await ingested(env))
+        await settle_all(env, taken[:-10], meter)
         calls = meter.calls - before
 
     assert sum(calls.values()) / COUNT <= 2.5, calls

@@ -1,4 +1,5 @@
-"""The secret check in the table: the first process makes it, every other one must open it."""
+"""The secret check in the table: the first process writes it, and every other process must be able
+to decrypt it."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.slow
 OURS, OTHER = AesSecretBox(b"a" * 32), AesSecretBox(b"b" * 32)
 
 
-async def test_another_secret_is_refused_and_those_who_start_together_agree(ministack: str) -> None:
+async def test_another_secret_is_refused_and_concurrent_first_starts_agree(ministack: str) -> None:
     table = a_space()
     async with an_http_transport(an_access(dynamodb=ministack)) as transport:
         client = an_aws_client(transport)

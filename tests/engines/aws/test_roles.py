@@ -1,5 +1,5 @@
-"""Keys of a container, of a machine and of a profile: botocore asks stand-ins of the services that
-hand them out, over real sockets."""
+"""Credentials of a container, a machine and a profile, which botocore requests from local servers
+in place of the AWS services."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ pytestmark = pytest.mark.slow
 
 ROLE = "the-role"
 METADATA = "/latest/meta-data/iam/security-credentials/"
-RENEWED_AHEAD_S = 15 * 60  # botocore's own margin.
+RENEWED_AHEAD_S = 15 * 60  # This is the renewal margin of botocore.
 
 
-class Office(ThreadingHTTPServer):
-    """Hands out other keys whenever it is asked, good for `lives_s`; none while it is closed."""
+class CredentialServer(ThreadingHTTPServer):
+    """Returns new credentials at every request, valid for `lives_s`; none while it is closed."""
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Clerk)
+        super().__init__(("127.0.0.1", 0), _Handler)
         self.lives_s = 3600.0
         self.is_closed = False
         self.handed_out = 0
@@ -52,21 +52,21 @@ class Office(ThreadingHTTPServer):
         }
 
 
-class _Clerk(BaseHTTPRequestHandler):
-    server: Office
+class _Handler(BaseHTTPRequestHandler):
+    server: CredentialServer
 
     def do_PUT(self) -> None:
-        """The second version of the metadata service: a token first."""
-        self._say(b"a-session")
+        """Version 2 of the metadata service: a token is requested first."""
+        self._respond(b"a-session")
 
     def do_GET(self) -> None:
         self.server.bearers.append(self.headers.get("Authorization"))
         if self.path == METADATA:
-            self._say(ROLE.encode())
+            self._respond(ROLE.encode())
         else:
-            self._say(json.dumps(self.server.keys()).encode())
+            self._respond(json.dumps(self.server.keys()).encode())
 
-    def _say(self, body: bytes) -> None:
+    def _respond(self, body: bytes) -> None:
         self.send_response(503 if self.server.is_closed else 200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -77,20 +77,20 @@ class _Clerk(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def an_office() -> Iterator[Office]:
-    with Office() as office:
-        thread = threading.Thread(target=office.serve_forever)
+def a_credential_server() -> Iterator[CredentialServer]:
+    with CredentialServer() as credential_server:
+        thread = threading.Thread(target=credential_server.serve_forever)
         thread.start()
         try:
-            yield office
+            yield credential_server
         finally:
-            office.shutdown()
+            credential_server.shutdown()
             thread.join()
 
 
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
-    """Nothing of the machine's own, and no keys."""
+    """An environment without the AWS settings of this machine and without credentials."""
     for name in ("PROFILE", "ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN"):
         monkeypatch.delenv(f"AWS_{name}", raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
@@ -102,20 +102,22 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.Monke
 
 
 @pytest.fixture
-def office() -> Iterator[Office]:
-    with an_office() as office:
-        yield office
+def credential_server() -> Iterator[CredentialServer]:
+    with a_credential_server() as credential_server:
+        yield credential_server
 
 
 @pytest.fixture
-def container(environment: pytest.MonkeyPatch, office: Office) -> Office:
-    """As a task on Fargate is told where its role's keys are."""
-    environment.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{office.url}/keys")
+def container(
+    environment: pytest.MonkeyPatch, credential_server: CredentialServer
+) -> CredentialServer:
+    """Sets the variables that tell a Fargate task where the credentials of its role are."""
+    environment.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{credential_server.url}/keys")
     environment.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN", "a-bearer")
-    return office
+    return credential_server
 
 
-async def test_a_container_has_the_keys_of_its_role(container: Office) -> None:
+async def test_a_container_uses_the_credentials_of_its_role(container: CredentialServer) -> None:
     began_at = time.time()
     access = await find_access(time.time)
 
@@ -126,8 +128,8 @@ async def test_a_container_has_the_keys_of_its_role(container: Office) -> None:
     assert set(container.bearers) == {"a-bearer"}
 
 
-async def test_keys_of_a_container_are_asked_for_again_before_they_end(
-    container: Office, mock_clock: MockClock
+async def test_credentials_of_a_container_are_renewed_before_they_expire(
+    container: CredentialServer, mock_clock: MockClock
 ) -> None:
     container.lives_s = RENEWED_AHEAD_S - 60
     access = await find_access(time.time)
@@ -139,8 +141,8 @@ async def test_keys_of_a_container_are_asked_for_again_before_they_end(
     assert later.access_key != first.access_key
 
 
-async def test_a_role_whose_service_is_away_goes_on_with_good_keys(
-    container: Office, mock_clock: MockClock
+async def test_valid_credentials_are_used_while_the_credential_service_is_unavailable(
+    container: CredentialServer, mock_clock: MockClock
 ) -> None:
     container.lives_s = RENEWED_AHEAD_S - 60
     access = await find_access(time.time)
@@ -152,25 +154,27 @@ async def test_a_role_whose_service_is_away_goes_on_with_good_keys(
     assert await access.credentials() == first
 
 
-async def test_without_a_service_there_are_no_keys_to_begin_with(container: Office) -> None:
+async def test_without_the_credential_service_there_are_no_initial_credentials(
+    container: CredentialServer,
+) -> None:
     container.is_closed = True
 
     with pytest.raises(NoResponse):
         await find_access(time.time)
 
 
-async def test_a_machine_has_the_keys_of_its_role(
-    environment: pytest.MonkeyPatch, office: Office
+async def test_a_machine_uses_the_credentials_of_its_role(
+    environment: pytest.MonkeyPatch, credential_server: CredentialServer
 ) -> None:
     environment.setenv("AWS_EC2_METADATA_DISABLED", "false")
-    environment.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"{office.url}/")
+    environment.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"{credential_server.url}/")
 
     access = await find_access(time.time)
 
-    assert (await access.credentials()).access_key == f"key-{office.handed_out}"
+    assert (await access.credentials()).access_key == f"key-{credential_server.handed_out}"
 
 
-async def test_a_profile_has_its_keys_and_its_region(
+async def test_a_profile_provides_its_credentials_and_region(
     environment: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     environment.delenv("AWS_DEFAULT_REGION")

@@ -1,4 +1,4 @@
-"""The servers that others build on start here, and speak."""
+"""The local servers that other tests use start and answer."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def port_of(url: str) -> int:
     return port
 
 
-def test_a_plain_redis_takes_keys_of_any_slot(redis: str) -> None:
+def test_a_single_redis_accepts_keys_of_different_slots(redis: str) -> None:
     assert redis_says(port_of(redis), "MSET", "a", "1", "b", "2") == b"+OK\r\n"
 
 
-def test_a_redis_cluster_refuses_keys_of_two_slots(redis_cluster: str) -> None:
+def test_a_redis_cluster_refuses_keys_of_different_slots(redis_cluster: str) -> None:
     said = redis_says(port_of(redis_cluster), "MSET", "a", "1", "b", "2")
 
     assert said.startswith(b"-CROSSSLOT")

@@ -1,4 +1,5 @@
-"""The clock of a service: what the dates of its responses say, whatever is set on this machine."""
+"""The clock of a service: it follows the dates of responses, whatever the clock of this machine is
+set to."""
 
 from __future__ import annotations
 
@@ -17,12 +18,12 @@ def a_date(at: float) -> list[tuple[bytes, bytes]]:
 
 
 def observe(clock: ServiceClock, machine: ManualClock, at: float, *, took_s: float = 0.0) -> None:
-    """A response that was written at `at` and arrives now."""
+    """Passes a response that was written at `at` and arrives now."""
     machine.advance(OBSERVED_EVERY_S)
     clock.observe(a_date(at), sent_at=machine.steady() - took_s)
 
 
-def test_without_a_response_it_is_the_clock_of_the_machine() -> None:
+def test_without_a_response_the_service_clock_is_that_of_the_machine() -> None:
     machine = ManualClock()
     clock = ServiceClock(machine)
 
@@ -33,7 +34,7 @@ def test_without_a_response_it_is_the_clock_of_the_machine() -> None:
 
 
 @pytest.mark.parametrize("step_s", [-40 * DAY_S, -DAY_S, DAY_S, 40 * DAY_S])
-def test_a_clock_that_is_set_later_changes_nothing(step_s: float) -> None:
+def test_setting_the_machine_clock_later_changes_nothing(step_s: float) -> None:
     machine = ManualClock()
     clock = ServiceClock(machine)
     observe(clock, machine, T0 + OBSERVED_EVERY_S)
@@ -45,7 +46,7 @@ def test_a_clock_that_is_set_later_changes_nothing(step_s: float) -> None:
 
 
 @pytest.mark.parametrize("step_s", [-DAY_S, DAY_S])
-def test_a_clock_that_was_wrong_from_the_start_is_corrected_by_the_first_response(
+def test_a_machine_clock_that_was_wrong_from_the_start_is_corrected_by_the_first_response(
     step_s: float,
 ) -> None:
     machine = ManualClock()
@@ -57,7 +58,7 @@ def test_a_clock_that_was_wrong_from_the_start_is_corrected_by_the_first_respons
     assert abs(clock.now() - (T0 + OBSERVED_EVERY_S)) <= 1.0
 
 
-def test_dates_without_fractions_do_not_move_a_clock_that_is_right() -> None:
+def test_dates_without_fractions_do_not_move_a_correct_clock() -> None:
     machine = ManualClock()
     clock = ServiceClock(machine)
 
@@ -67,8 +68,8 @@ def test_dates_without_fractions_do_not_move_a_clock_that_is_right() -> None:
         assert clock.now() == pytest.approx(machine.now())
 
 
-def test_a_slow_response_moves_the_clock_no_further_than_it_proves() -> None:
-    """Its date may have been written when it was sent, or when it arrived."""
+def test_a_slow_response_moves_the_clock_only_as_far_as_its_date_proves() -> None:
+    """The date may have been written when the request was sent, or when the response arrived."""
     machine = ManualClock()
     clock = ServiceClock(machine)
     observe(clock, machine, T0 + OBSERVED_EVERY_S)
@@ -79,5 +80,5 @@ def test_a_slow_response_moves_the_clock_no_further_than_it_proves() -> None:
 
 
 @pytest.mark.parametrize("date", [b"", b"soon", b"Tue, 99 Nov 99999 25:61:61 GMT", b"\xff" * 99])
-def test_a_date_that_nobody_can_read_says_nothing(date: bytes) -> None:
+def test_an_unreadable_date_is_ignored(date: bytes) -> None:
     assert date_of([(b"date", date)]) is None

@@ -1,4 +1,4 @@
-"""Step Functions: real state machines that wait are called back, and refusals are told apart."""
+"""Step Functions: waiting state machines are called back, and refusals are classified."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Machine:
         self.execution = ""
 
     async def start(self) -> str:
-        """Starts it; answers the token of the task that waits."""
+        """Starts the machine and returns the token of the task that waits."""
         queue = (await self.client.call("sqs", "CreateQueue", {"QueueName": self.name}))["QueueUrl"]
         task = {
             "Type": "Task",
@@ -57,13 +57,13 @@ class Machine:
             "Parameters": {"QueueUrl": queue, "MessageBody.$": "$$.Task.Token"},
             "End": True,
         }
-        machine = await self._ask(
+        machine = await self._call(
             "CreateStateMachine",
             name=self.name,
             definition=json.dumps({"StartAt": "Wait", "States": {"Wait": task}}),
             roleArn=f"arn:aws:iam::{ACCESS_KEY}:role/any",
         )
-        started = await self._ask("StartExecution", stateMachineArn=machine["stateMachineArn"])
+        started = await self._call("StartExecution", stateMachineArn=machine["stateMachineArn"])
         self.execution = started["executionArn"]
         received = await self.client.call(
             "sqs", "ReceiveMessage", {"QueueUrl": queue, "WaitTimeSeconds": 10}
@@ -73,17 +73,19 @@ class Machine:
     async def end(self) -> dict[str, Any]:
         with trio.fail_after(20):
             while True:
-                execution = await self._ask("DescribeExecution", executionArn=self.execution)
+                execution = await self._call("DescribeExecution", executionArn=self.execution)
                 if execution["status"] != "RUNNING":
                     return execution
                 await trio.sleep(0.05)
 
-    async def _ask(self, operation: str, **params: Any) -> dict[str, Any]:
+    async def _call(self, operation: str, **params: Any) -> dict[str, Any]:
         return await self.client.call("stepfunctions", operation, params)
 
 
 @pytest.mark.slow
-async def test_a_machine_that_waits_goes_on_with_the_summary(client: RetryingAwsClient) -> None:
+async def test_a_waiting_state_machine_continues_with_the_summary(
+    client: RetryingAwsClient,
+) -> None:
     machine = Machine(client)
     token = await machine.start()
 
@@ -96,7 +98,7 @@ async def test_a_machine_that_waits_goes_on_with_the_summary(client: RetryingAws
 
 
 @pytest.mark.slow
-async def test_a_machine_that_waits_fails_with_an_error_that_it_can_catch(
+async def test_a_waiting_state_machine_fails_with_an_error_that_it_can_catch(
     client: RetryingAwsClient,
 ) -> None:
     machine = Machine(client)
@@ -111,7 +113,7 @@ async def test_a_machine_that_waits_fails_with_an_error_that_it_can_catch(
 
 
 @pytest.mark.slow
-async def test_a_second_callback_is_refused_for_good(client: RetryingAwsClient) -> None:
+async def test_a_second_callback_is_refused_permanently(client: RetryingAwsClient) -> None:
     machine = Machine(client)
     token = await machine.start()
     await StepFunctions(client).call_back(a_callback(token))
@@ -123,7 +125,9 @@ async def test_a_second_callback_is_refused_for_good(client: RetryingAwsClient) 
 
 
 @pytest.mark.slow
-async def test_our_signature_is_taken_by_step_functions(strict_ministack: str) -> None:
+async def test_the_signature_of_the_client_is_accepted_by_step_functions(
+    strict_ministack: str,
+) -> None:
     keys = await a_user(strict_ministack, "caller-back")
     access = StaticAccess(REGION, keys, {"stepfunctions": strict_ministack})
 
@@ -139,7 +143,7 @@ async def test_our_signature_is_taken_by_step_functions(strict_ministack: str) -
     "code",
     ["InvalidOutput", "InvalidToken", "TaskDoesNotExist", "TaskTimedOut", "ValidationException"],
 )
-async def test_what_cannot_change_is_final(code: str) -> None:
+async def test_an_error_that_cannot_change_is_permanent(code: str) -> None:
     refusing = ScriptedTransport(AwsError(code, "no"))
 
     outcome = await StepFunctions(an_aws_client(refusing)).call_back(a_callback())
@@ -147,7 +151,7 @@ async def test_what_cannot_change_is_final(code: str) -> None:
     assert outcome == NotDelivered(f"step_functions:{code}", 400, gone=True)
 
 
-async def test_what_an_operator_can_mend_is_tried_again() -> None:
+async def test_an_error_that_an_operator_can_fix_is_retried() -> None:
     refusing = ScriptedTransport(AwsError("AccessDeniedException", "no"))
 
     outcome = await StepFunctions(an_aws_client(refusing)).call_back(a_callback())
@@ -156,7 +160,7 @@ async def test_what_an_operator_can_mend_is_tried_again() -> None:
 
 
 @pytest.mark.parametrize("trouble", [THROTTLED, UNSENT])
-async def test_a_moment_of_trouble_is_got_over(
+async def test_a_short_outage_is_retried_at_once(
     trouble: Any, autojump_clock: trio.testing.MockClock
 ) -> None:
     transport = ScriptedTransport(trouble, {})
@@ -166,7 +170,7 @@ async def test_a_moment_of_trouble_is_got_over(
     assert outcome == Delivered(200)
 
 
-async def test_a_lost_answer_is_left_to_the_schedule() -> None:
+async def test_a_callback_with_a_lost_answer_is_left_to_the_schedule() -> None:
     transport = ScriptedTransport(LOST, {})
 
     outcome = await StepFunctions(an_aws_client(transport)).call_back(a_callback())

@@ -1,1 +1,1 @@
-"""The gateways and the notifier against a scripted server on loopback."""
+"""Tests of the gateways and the webhook notifier with a scripted server on loopback."""

@@ -1,4 +1,4 @@
-"""The limits for bodies of a worker fit into its memory."""
+"""The size limits for bodies fit into the memory of a worker."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ MB = 1024 * 1024
 def test_the_bodies_of_all_tasks_fit_into_the_memory(mb: int, concurrency: int) -> None:
     divided = body_limits(Settings(body_memory_mb=mb, concurrency=concurrency))
 
-    # Tasks that fetch, and as many as may write at the same time.
+    # These are the tasks that fetch, and as many that write at the same time.
     tasks_count = slots_count(concurrency) + concurrency
     total = divided.medium_bodies_bytes_max + divided.large_bodies_bytes_max
     assert total + tasks_count * (divided.unreserved_body_bytes + RECEIVE_BYTES) <= mb * MB
 
 
 @pytest.mark.parametrize("mb", [limits.BODY_MEMORY_MB_MIN, 1024])
-def test_the_largest_body_fits_into_the_share_of_a_caller(mb: int) -> None:
+def test_the_largest_body_fits_into_the_memory_share_of_a_caller(mb: int) -> None:
     divided = body_limits(Settings(body_memory_mb=mb, concurrency=10_000))
 
     assert divided.large_bodies_bytes_max // 2 >= limits.BODY_BYTES_MAX

@@ -1,4 +1,4 @@
-"""The memory limit of the process, from the files of cgroup v1 and v2."""
+"""The memory limit of the process, read from the files of cgroup v1 and v2."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NO_LIMIT_V1 = 9223372036854771712
         ("", {}, None),
     ],
 )
-def test_the_limit_of_a_container_or_a_unit_is_found(
+def test_the_memory_limit_of_a_container_or_a_systemd_unit_is_found(
     tmp_path: Path, own: str, files: dict[str, str], limit: int | None
 ) -> None:
     (tmp_path / "own").write_text(own)

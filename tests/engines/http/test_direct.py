@@ -1,4 +1,4 @@
-"""DirectGateway: pages, redirects and failures, each as the contract words it."""
+"""DirectGateway: pages, redirects and failures as the contract specifies them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.engines.http.conftest import NOW, TLS, a_request, now
 from tests.http_client.server import Peer, answering, raw_server, reply
 
 
-async def test_a_page_is_scraped_with_its_type_and_status(gateway: DirectGateway) -> None:
+async def test_a_page_is_scraped_with_its_content_type_and_status(gateway: DirectGateway) -> None:
     page = gzip.compress(b"<html>")
     headers = {"Content-Type": "text/html; charset=utf-8", "Content-Encoding": "gzip"}
     async with raw_server(answering(reply(page, "203 Fine", headers))) as server:
@@ -33,7 +33,9 @@ async def test_a_page_is_scraped_with_its_type_and_status(gateway: DirectGateway
 
 
 @pytest.mark.parametrize("content_type", ["", "text/\u00e9", "x" * 300])
-async def test_an_implausible_type_is_just_bytes(gateway: DirectGateway, content_type: str) -> None:
+async def test_an_implausible_content_type_becomes_application_octet_stream(
+    gateway: DirectGateway, content_type: str
+) -> None:
     answer = reply(b"page", headers={"Content-Type": content_type})
     async with raw_server(answering(answer)) as server:
         outcome = await gateway.scrape(a_request(server.url()))
@@ -42,7 +44,7 @@ async def test_an_implausible_type_is_just_bytes(gateway: DirectGateway, content
     assert outcome.content_type == "application/octet-stream"
 
 
-async def test_a_post_carries_its_body_and_type(gateway: DirectGateway) -> None:
+async def test_a_post_is_sent_with_its_body_and_content_type(gateway: DirectGateway) -> None:
     async with raw_server(answering(reply(b"ok"))) as server:
         await gateway.scrape(
             a_request(
@@ -58,7 +60,7 @@ async def test_a_post_carries_its_body_and_type(gateway: DirectGateway) -> None:
     assert server.requests[0].endswith(b"\r\n\r\n" + b'{"q":1}')
 
 
-async def test_custom_headers_replace_defaults_and_never_touch_the_framing(
+async def test_custom_headers_replace_defaults_but_not_the_framing_headers(
     gateway: DirectGateway,
 ) -> None:
     headers = {
@@ -93,7 +95,7 @@ async def test_custom_headers_replace_defaults_and_never_touch_the_framing(
 
 
 @pytest.mark.parametrize("name", ["X: y\r\nEvil", "X Y", "", "é"])
-async def test_a_header_that_http_lacks_fails_the_task_unsent(
+async def test_an_invalid_header_fails_the_task_before_it_is_sent(
     gateway: DirectGateway, name: str
 ) -> None:
     async with raw_server(answering(reply(b"ok"))) as server:
@@ -133,7 +135,7 @@ async def test_a_header_value_cannot_smuggle_another_header(
         (999, FailureReason.GATEWAY_ERROR, True),
     ],
 )
-async def test_a_status_that_is_no_page_is_a_failure_with_a_reason(
+async def test_an_error_status_is_a_failure_with_a_reason(
     gateway: DirectGateway, status: int, reason: FailureReason, retryable: bool
 ) -> None:
     async with raw_server(answering(reply(b"sorry", f"{status} No"))) as server:
@@ -171,7 +173,7 @@ async def test_an_allowed_status_is_a_page(gateway: DirectGateway, status: int) 
         ("Fri, 99 Foo 2099 00:00:00 GMT", None),
     ],
 )
-async def test_retry_after_is_heard_within_limits(
+async def test_a_retry_after_is_followed_within_limits(
     gateway: DirectGateway, value: str, seconds: float | None
 ) -> None:
     answer = reply(b"", "429 Slow down", {"Retry-After": value})
@@ -198,7 +200,7 @@ async def test_a_parameter_that_would_change_the_result_is_not_ignored(
     assert server.connections == 0
 
 
-async def test_parameters_that_ask_for_nothing_more_are_honoured(gateway: DirectGateway) -> None:
+async def test_parameters_that_ask_for_nothing_special_are_honoured(gateway: DirectGateway) -> None:
     params = {"original_status": "true", "allowed_status_codes": "404", "js_render": "false"}
     async with raw_server(answering(reply(b"ok"))) as server:
         outcome = await gateway.scrape(a_request(server.url(), params=params))
@@ -247,7 +249,7 @@ async def test_private_targets_are_forbidden_unless_allowed() -> None:
     assert server.connections == 0
 
 
-async def test_a_refused_connection_may_be_tried_again(gateway: DirectGateway) -> None:
+async def test_a_refused_connection_is_a_retryable_failure(gateway: DirectGateway) -> None:
     async with raw_server(answering(reply())) as server:
         url = server.url()
     outcome = await gateway.scrape(a_request(url))

@@ -1,4 +1,4 @@
-"""HttpExportSink: files arrive whole in buckets and at presigned URLs, and nowhere else."""
+"""HttpExportSink: complete files are uploaded to buckets and presigned URLs, and nowhere else."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def s3(moto: str) -> Any:
     return client
 
 
-async def test_a_file_arrives_in_a_bucket_and_at_a_presigned_url(moto: str, s3: Any) -> None:
+async def test_a_file_is_uploaded_to_a_bucket_and_to_a_presigned_url(moto: str, s3: Any) -> None:
     signed = s3.generate_presigned_url(
         "put_object", Params={"Bucket": "exports", "Key": "by/url"}, ExpiresIn=60
     )
@@ -78,7 +78,7 @@ async def test_a_file_arrives_in_a_bucket_and_at_a_presigned_url(moto: str, s3: 
         assert found["ContentType"] == "text/csv"
 
 
-async def test_a_refusal_tells_its_status_and_no_secret(moto: str, s3: Any) -> None:
+async def test_a_refused_upload_reports_its_status_and_no_secret(moto: str, s3: Any) -> None:
     missing = Destination(f"{moto}/no-such-bucket/key?X-Amz-Signature=private")
 
     outcome = await put(missing)

@@ -1,4 +1,4 @@
-"""Pages through HTTP and SOCKS5 proxies on this machine, and proxies that do not work."""
+"""Pages through local HTTP and SOCKS5 proxies, and proxies that do not work."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEAD = "http://127.0.0.1:1"
 
 
 class TunnelProxy:
-    """Tunnels to the port that is asked for, on this machine, whatever the name."""
+    """Opens a tunnel to the requested port on this machine, whatever the name."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -106,7 +106,7 @@ async def fetch(
 
 
 @pytest.mark.parametrize("scheme", ["http", "socks5"])
-async def test_the_proxy_gets_the_name_and_the_page_comes_through_it(scheme: str) -> None:
+async def test_the_proxy_gets_the_host_name_and_returns_the_page(scheme: str) -> None:
     async with running_site() as site, running_proxy() as proxy:
         url = f"http://nowhere.example:{site.port}/page/1"
 
@@ -118,7 +118,7 @@ async def test_the_proxy_gets_the_name_and_the_page_comes_through_it(scheme: str
 
 
 @pytest.mark.parametrize("is_insecure", [False, True])
-async def test_an_https_proxy_needs_a_trusted_certificate_unless_told_otherwise(
+async def test_an_https_proxy_needs_a_trusted_certificate_unless_checks_are_off(
     tmp_path: Path, is_insecure: bool
 ) -> None:
     certificate = Certificate(tmp_path)
@@ -148,7 +148,7 @@ async def test_an_https_proxy_with_a_trusted_certificate_is_used(
     assert proxy.asked == [f"nowhere.example:{site.port}"]
 
 
-async def test_a_dead_proxy_is_passed_over_and_costs_no_page() -> None:
+async def test_an_unreachable_proxy_is_skipped_and_fails_no_page() -> None:
     async with running_site() as site, running_proxy() as proxy:
         url = f"http://nowhere.example:{site.port}/page/1"
 
@@ -157,7 +157,7 @@ async def test_a_dead_proxy_is_passed_over_and_costs_no_page() -> None:
     assert [type(page) for page in pages] == [Scraped] * 3
 
 
-async def test_without_a_proxy_that_works_the_page_says_so() -> None:
+async def test_a_page_without_a_working_proxy_fails_with_that_reason() -> None:
     (failure,) = await fetch("http://nowhere.example/", DEAD)
 
     assert isinstance(failure, NotScraped)

@@ -31,7 +31,7 @@ async def test_redirects_are_followed_five_times(gateway: DirectGateway) -> None
     assert server.connections == 1
 
 
-async def test_a_loop_of_redirects_ends(gateway: DirectGateway) -> None:
+async def test_a_redirect_loop_ends(gateway: DirectGateway) -> None:
     async with raw_server(answering(redirect("/again"))) as server:
         outcome = await gateway.scrape(a_request(server.url()))
 
@@ -45,7 +45,7 @@ async def test_a_loop_of_redirects_ends(gateway: DirectGateway) -> None:
     ("status", "method"),
     [(301, b"GET"), (302, b"GET"), (303, b"GET"), (307, b"POST"), (308, b"POST")],
 )
-async def test_a_redirected_post_changes_its_method_as_the_status_says(
+async def test_a_redirected_post_changes_its_method_as_its_status_requires(
     gateway: DirectGateway, status: int, method: bytes
 ) -> None:
     answers = by_path({"/a": redirect("/b", f"{status} Go"), "/b": reply(b"ok")})
@@ -101,7 +101,7 @@ PUBLIC = {"User-Agent": "a browser", "Accept": "text/html", "accept-language": "
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-async def test_custom_headers_stay_with_the_origin_they_were_meant_for(
+async def test_custom_headers_are_not_sent_to_another_origin(
     gateway: DirectGateway, status: int
 ) -> None:
     async with (
@@ -118,7 +118,7 @@ async def test_custom_headers_stay_with_the_origin_they_were_meant_for(
         assert f"{name}: {value}\r\n".encode() in other.requests[0]
 
 
-async def test_custom_headers_go_along_within_one_origin(gateway: DirectGateway) -> None:
+async def test_custom_headers_are_sent_within_one_origin(gateway: DirectGateway) -> None:
     answers = by_path({"/a": redirect("/b"), "/b": reply(b"ok")})
     async with raw_server(answers) as server:
         await gateway.scrape(a_request(server.url("/a"), headers=SECRETS))
@@ -126,7 +126,7 @@ async def test_custom_headers_go_along_within_one_origin(gateway: DirectGateway)
     assert server.requests[1].count(b"CANARY") == len(SECRETS) + 1
 
 
-async def test_headers_do_not_come_back_when_another_origin_sends_us_home(
+async def test_custom_headers_are_not_sent_again_after_a_redirect_back_from_another_origin(
     gateway: DirectGateway,
 ) -> None:
     there = trio.Event()
@@ -180,7 +180,7 @@ async def test_a_body_is_never_sent_to_another_origin(gateway: DirectGateway, st
         ("secret", "https://a.example/", "https://b.example/", None),
     ],
 )
-def test_a_referer_tells_another_origin_no_more_than_a_site(
+def test_another_origin_receives_only_the_origin_of_a_referer(
     referer: str, source: str, there: str, expected: str | None
 ) -> None:
     headers = (("Referer", referer), ("X-Key", "secret"))
@@ -218,7 +218,7 @@ def test_a_downgrade_on_one_host_drops_headers_and_refuses_a_body() -> None:
         "http://2130706433/",
     ],
 )
-async def test_a_redirect_to_a_forbidden_place_fails_the_task(
+async def test_a_redirect_to_a_forbidden_target_fails_the_task(
     gateway: DirectGateway, location: str
 ) -> None:
     async with raw_server(answering(redirect(location))) as server:

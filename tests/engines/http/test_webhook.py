@@ -1,4 +1,4 @@
-"""WebhookNotifier: what a receiver gets, and what its answers mean (SPEC.md 4.16)."""
+"""WebhookNotifier: what a receiver gets, and how its answers are treated (SPEC.md 4.16)."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_a_receiver_gets_the_payload_and_the_event_id(pool: HttpPool) -> N
     assert sent.endswith(b"\r\n\r\n" + '{"event":"é"}'.encode())
 
 
-async def test_every_try_sends_the_same_bytes(pool: HttpPool) -> None:
+async def test_every_attempt_sends_the_same_bytes(pool: HttpPool) -> None:
     async with raw_server(answering(reply(b"", "500 No"))) as server:
         notifier = WebhookNotifier(pool, now=now)
         await notifier.deliver(to(server.url()))
@@ -86,7 +86,7 @@ async def test_anything_but_a_2xx_is_not_delivered(
     assert outcome == NotDelivered(error, status, None, gone)
 
 
-async def test_a_signed_delivery_is_verified_over_the_bytes_that_arrived(pool: HttpPool) -> None:
+async def test_the_signature_of_a_delivery_is_valid_for_the_received_bytes(pool: HttpPool) -> None:
     secret = Secret("01HF0000000000000000000001", b"s" * 32)
     async with raw_server(answering(reply())) as server:
         await WebhookNotifier(pool, now=now).deliver(to(server.url(), secret))
@@ -97,7 +97,7 @@ async def test_a_signed_delivery_is_verified_over_the_bytes_that_arrived(pool: H
     assert verify_webhook_signature(body, signature, shared, now=NOW)
 
 
-async def test_a_redirect_to_a_metadata_service_is_an_answer_and_no_direction() -> None:
+async def test_a_redirect_to_a_metadata_service_is_a_failure_and_is_not_followed() -> None:
     dialled: list[str] = []
 
     async def counting(address: str, port: int) -> socket.socket:
@@ -113,8 +113,9 @@ async def test_a_redirect_to_a_metadata_service_is_an_answer_and_no_direction() 
     assert dialled == ["127.0.0.1"]
 
 
-async def test_a_receiver_that_answers_too_late_or_in_drops_is_a_timeout(pool: HttpPool) -> None:
-    """In tenths of a second here; each drop comes in time, and all of them do not."""
+async def test_a_receiver_that_answers_too_slowly_is_a_timeout(pool: HttpPool) -> None:
+    """The limits are tenths of a second here. Each byte comes in time, but the whole answer does
+    not."""
 
     async def handler(peer: Peer) -> None:
         await peer.request()
@@ -131,11 +132,9 @@ async def test_a_receiver_that_answers_too_late_or_in_drops_is_a_timeout(pool: H
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "site.test", "wrong.test"])
-async def test_a_certificate_that_nobody_vouches_for_is_a_transport_error(
-    host: str, tmp_path: Path
-) -> None:
+async def test_an_untrusted_certificate_is_a_transport_error(host: str, tmp_path: Path) -> None:
     site = Certificate(tmp_path)
-    # The last one is trusted, but for another name.
+    # The last certificate is trusted, but for another name.
     tls = site.client if host == "wrong.test" else TLS
     pool = HttpPool(TargetPolicy(allow_private=True), lookup=loopback, tls=tls)
     async with raw_server(answering(reply()), site.server) as server:
@@ -173,7 +172,7 @@ def looking_up(answer: list[str] | OSError | None) -> HttpPool:
     ],
     ids=["public", "private", "half public", "wrapped", "reserved", "unknown", "later", "never"],
 )
-async def test_a_receiver_is_found_by_name_within_a_second_or_not_at_all(
+async def test_the_name_of_a_receiver_is_resolved_within_a_second_or_reported_as_unresolved(
     answer: list[str] | OSError | None, unresolved: Unresolved | None, autojump_clock: MockClock
 ) -> None:
     notifier = WebhookNotifier(looking_up(answer), now=now)
@@ -192,7 +191,7 @@ async def test_a_receiver_is_found_by_name_within_a_second_or_not_at_all(
         (formatdate(NOW + 10 * 86400, usegmt=True), 86400.0),
     ],
 )
-async def test_a_receiver_may_ask_for_a_day_at_most(
+async def test_a_receiver_may_ask_for_a_delay_of_at_most_a_day(
     pool: HttpPool, value: str, seconds: float | None
 ) -> None:
     outcome = await deliver(pool, reply(b"", "429 No", {"Retry-After": value}))
@@ -201,7 +200,7 @@ async def test_a_receiver_may_ask_for_a_day_at_most(
     assert outcome.retry_after_s == seconds
 
 
-async def test_a_receiver_that_streams_for_ever_is_read_for_64_kib(pool: HttpPool) -> None:
+async def test_at_most_64_kib_of_an_endless_answer_are_read(pool: HttpPool) -> None:
     sent = [0]
 
     async def handler(peer: Peer) -> None:
@@ -218,7 +217,7 @@ async def test_a_receiver_that_streams_for_ever_is_read_for_64_kib(pool: HttpPoo
     assert sent[0] < 50_000_000
 
 
-async def test_a_receiver_that_says_nothing_times_out() -> None:
+async def test_a_receiver_without_an_answer_times_out() -> None:
     async def handler(peer: Peer) -> None:
         await peer.request()
         await peer.wait_closed()
@@ -230,7 +229,7 @@ async def test_a_receiver_that_says_nothing_times_out() -> None:
     assert outcome == NotDelivered("timeout")
 
 
-async def test_a_receiver_that_resets_is_a_transport_error(pool: HttpPool) -> None:
+async def test_a_connection_reset_by_the_receiver_is_a_transport_error(pool: HttpPool) -> None:
     async def handler(peer: Peer) -> None:
         await peer.request()
         peer.abort()

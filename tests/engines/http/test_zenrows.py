@@ -1,4 +1,4 @@
-"""ZenrowsGateway: the query it sends, and what each answer means."""
+"""ZenrowsGateway: the query it sends, and how each answer is interpreted."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def error(status: int, code: str = "") -> bytes:
     return reply(body, f"{status} No", {"Content-Type": "application/problem+json"})
 
 
-async def test_the_target_key_and_parameters_travel_in_the_query(pool: HttpPool) -> None:
+async def test_the_query_contains_target_key_and_parameters(pool: HttpPool) -> None:
     request = a_request(TARGET, auth="KEY", params={"js_render": "true", "wait": "5"})
     async with raw_server(answering(reply(b"page"))) as server:
         outcome = await gateway_to(pool, server).scrape(request)
@@ -56,7 +56,7 @@ async def test_the_target_key_and_parameters_travel_in_the_query(pool: HttpPool)
     }
 
 
-async def test_an_endpoint_may_have_a_query_of_its_own(pool: HttpPool) -> None:
+async def test_an_endpoint_url_may_have_a_query_of_its_own(pool: HttpPool) -> None:
     async with raw_server(answering(reply(b"page"))) as server:
         await gateway_to(pool, server, "/v1/?pool=a").scrape(a_request(TARGET))
 
@@ -72,7 +72,7 @@ async def test_a_parameter_cannot_replace_the_target_or_the_key(pool: HttpPool) 
     assert (query["url"], query["apikey"]) == ([TARGET], ["KEY"])
 
 
-async def test_conditions_are_checked_here_and_the_call_has_cost_what_it_has_cost(
+async def test_conditions_are_checked_by_the_client_and_a_page_that_fails_them_keeps_its_cost(
     pool: HttpPool,
 ) -> None:
     request = a_request(TARGET, params={"must_contain": "price", "must_match": "x", "wait": "5"})
@@ -119,7 +119,7 @@ async def test_custom_headers_and_a_post_body_are_passed_on(pool: HttpPool) -> N
         ({}, None, 5),
     ],
 )
-async def test_a_page_costs_what_the_answer_says_or_else_its_price(
+async def test_the_cost_of_a_page_is_that_of_the_answer_or_else_its_price(
     pool: HttpPool, headers: dict[str, str], cost_micros: int | None, spent: int
 ) -> None:
     request = a_request(TARGET, params={"js_render": "true"})
@@ -151,14 +151,14 @@ def test_a_call_has_the_price_of_its_parameters(
     assert ZenrowsGateway(pool, url, now=now).price(params) == Price(expected, None)
 
 
-async def test_a_failure_that_names_no_cost_is_free(pool: HttpPool) -> None:
+async def test_a_failure_without_a_stated_cost_is_free(pool: HttpPool) -> None:
     outcome = await scrape(pool, error(422))
 
     assert isinstance(outcome, NotScraped)
     assert (outcome.credits, outcome.cost_micros, outcome.cost_known) == (0, 0, True)
 
 
-async def test_a_call_that_was_sent_and_not_answered_may_have_cost_its_price(
+async def test_a_call_without_an_answer_may_have_cost_its_price(
     pool: HttpPool,
 ) -> None:
     outcome = await scrape(pool, b"")
@@ -167,7 +167,7 @@ async def test_a_call_that_was_sent_and_not_answered_may_have_cost_its_price(
     assert outcome.cost_known is False
 
 
-async def test_the_cost_of_a_failure_is_recorded_too(pool: HttpPool) -> None:
+async def test_the_cost_of_a_failure_is_recorded(pool: HttpPool) -> None:
     outcome = await scrape(pool, reply(b"", "404 No", {"X-Request-Cost": "0.5"}))
 
     assert isinstance(outcome, NotScraped)
@@ -191,7 +191,7 @@ TOLD = b'{"code":"X1","title":"The concurrency of your plan is used up","detail"
         (reply(TOLD, "429 No"), (Contact.REFUSED, None, None)),
         (reply(b"busy", "429 No", FULL), (Contact.REFUSED, 20, 0)),
         (reply(b"busy", "429 No", {"Concurrency-Limit": "20"}), (Contact.REFUSED, 20, None)),
-        # What follows is the site's own 429, which the gateway hands on.
+        # The following answers are the site's own 429, which the gateway passes on.
         (reply(b"busy", "429 No"), (Contact.ANSWERED, None, None)),
         (reply(b"busy", "429 No", PLAN), (Contact.ANSWERED, 200, 199)),
         (reply(b'{"code":"RESP429"}', "429 No", FULL), (Contact.ANSWERED, 20, 0)),
@@ -201,7 +201,7 @@ TOLD = b'{"code":"X1","title":"The concurrency of your plan is used up","detail"
         (reply(b'{"code":"RESP001"}', "502 No"), (Contact.ANSWERED, None, None)),
     ],
 )
-async def test_an_answer_tells_about_the_gateway_itself(
+async def test_an_answer_shows_whether_the_gateway_works_and_its_call_limit(
     pool: HttpPool, response: bytes, report: tuple[Contact, int | None, int | None]
 ) -> None:
     gateway_report = (await scrape(pool, response)).report  # type: ignore[union-attr]
@@ -211,7 +211,7 @@ async def test_an_answer_tells_about_the_gateway_itself(
 
 
 @pytest.mark.parametrize("number", ["-1", "", "1e9", "9" * 30, "20.5", "\u0661"])
-async def test_a_limit_that_is_no_number_counts_as_silence(pool: HttpPool, number: str) -> None:
+async def test_a_limit_that_is_no_number_is_ignored(pool: HttpPool, number: str) -> None:
     headers = {"Concurrency-Limit": number, "Concurrency-Remaining": number}
     gateway_report = (await scrape(pool, reply(b"page", headers=headers))).report  # type: ignore[union-attr]
 
@@ -219,14 +219,14 @@ async def test_a_limit_that_is_no_number_counts_as_silence(pool: HttpPool, numbe
     assert (gateway_report.limit, gateway_report.remaining) == (None, None)
 
 
-async def test_credits_that_no_call_costs_count_as_silence(pool: HttpPool) -> None:
+async def test_an_implausible_number_of_credits_is_ignored(pool: HttpPool) -> None:
     outcome = await scrape(pool, reply(b"page", headers={"X-Request-Credits": "999999999999"}))
 
     assert isinstance(outcome, Scraped)
     assert outcome.credits == 1
 
 
-async def test_a_gateway_that_cannot_be_reached_is_told_from_one_that_does_not_answer(
+async def test_an_unreachable_gateway_is_distinguished_from_one_that_does_not_answer(
     pool: HttpPool,
 ) -> None:
     async with raw_server(answering(b"")) as server:
@@ -240,7 +240,9 @@ async def test_a_gateway_that_cannot_be_reached_is_told_from_one_that_does_not_a
     assert unreachable.report == GatewayReport(contact=Contact.UNREACHABLE)
 
 
-async def test_a_key_in_the_gateways_own_url_is_the_only_one_that_is_sent(pool: HttpPool) -> None:
+async def test_a_key_in_the_configured_gateway_url_is_the_only_one_that_is_sent(
+    pool: HttpPool,
+) -> None:
     async with raw_server(answering(reply(b"page"))) as server:
         gateway = gateway_to(pool, server, "/v1/?apikey=operator")
         await gateway.scrape(a_request(TARGET, auth="caller"))
@@ -306,7 +308,7 @@ async def test_each_error_has_a_reason(
         ("https://docs.example/RESP001", "CANARY", "the gateway answered with status 422"),
     ],
 )
-async def test_only_our_own_gateway_explains_a_failure_in_its_words(
+async def test_the_failure_text_is_passed_on_from_a_conveyor_gateway_only(
     pool: HttpPool, kind: str, detail: str, expected: str
 ) -> None:
     body = json.dumps({"code": "RESP001", "type": kind, "detail": detail}).encode()
@@ -325,7 +327,7 @@ async def test_only_our_own_gateway_explains_a_failure_in_its_words(
         b'{"code":"BLK0001","pad":"%b"}' % (b"x" * 20_000),
     ],
 )
-async def test_an_error_that_explains_itself_badly_goes_by_its_status(
+async def test_an_error_with_an_invalid_explanation_is_classified_by_its_status(
     pool: HttpPool, body: bytes
 ) -> None:
     outcome = await scrape(pool, reply(body, "422 No"))
@@ -343,7 +345,7 @@ async def test_a_page_is_never_read_as_a_problem(pool: HttpPool) -> None:
     assert (outcome.body, outcome.credits) == (page, 3)
 
 
-async def test_too_much_concurrency_says_when_to_come_back(pool: HttpPool) -> None:
+async def test_a_concurrency_error_returns_its_retry_delay(pool: HttpPool) -> None:
     outcome = await scrape(pool, reply(b"", "429 No", {"Retry-After": "7"}))
 
     assert isinstance(outcome, NotScraped)
@@ -358,7 +360,9 @@ async def test_an_allowed_status_is_a_page(pool: HttpPool) -> None:
     assert (outcome.status, outcome.body) == (404, b"page")
 
 
-async def test_an_unreachable_gateway_may_be_tried_again_and_leaks_no_key(pool: HttpPool) -> None:
+async def test_an_unreachable_gateway_is_a_retryable_failure_that_contains_no_key(
+    pool: HttpPool,
+) -> None:
     async with raw_server(answering(reply())) as server:
         gateway = gateway_to(pool, server)
     outcome = await gateway.scrape(a_request(TARGET, auth="CANARY"))
@@ -370,7 +374,7 @@ async def test_an_unreachable_gateway_may_be_tried_again_and_leaks_no_key(pool: 
     assert "CANARY" not in repr(outcome) + repr(gateway) + repr(vars(gateway))
 
 
-async def test_a_bad_key_cannot_break_out_of_the_request_line(pool: HttpPool) -> None:
+async def test_an_invalid_key_cannot_break_out_of_the_request_line(pool: HttpPool) -> None:
     request = a_request(TARGET, auth="a b\r\nX: y&url=http://evil/")
     async with raw_server(answering(reply(b"page"))) as server:
         await gateway_to(pool, server).scrape(request)
@@ -379,6 +383,6 @@ async def test_a_bad_key_cannot_break_out_of_the_request_line(pool: HttpPool) ->
     assert server.requests[0].count(b"url=") == 1
 
 
-async def test_a_gateway_url_that_is_no_url_is_refused_at_once(pool: HttpPool) -> None:
+async def test_an_invalid_gateway_url_is_refused_at_once(pool: HttpPool) -> None:
     with pytest.raises(InvalidArgument):
         ZenrowsGateway(pool, "gateway.local/v1", now=now)

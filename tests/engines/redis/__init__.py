@@ -1,1 +1,1 @@
-"""What the Redis engine alone has: a server that goes away, scripts, slots and signals."""
+"""Tests of the Redis engine: outages of the server, scripts, slots and signals."""

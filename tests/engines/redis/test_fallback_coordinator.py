@@ -1,4 +1,5 @@
-"""While the server is away every worker keeps to its share of a cap; then all is as it was."""
+"""While the server is unavailable, every worker keeps to its share of a cap; afterwards shared
+leases apply again."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ from tests.servers import a_redis, free_port
 
 
 @dataclass
-class Severed:
-    """A coordinator on a real server, until somebody cuts the line."""
+class InterruptibleCoordinator:
+    """A coordinator on a real server whose connection a test can interrupt."""
 
     inner: RedisCoordinator
     is_cut: bool = False
@@ -72,183 +73,190 @@ class Severed:
 
 
 @pytest.fixture
-async def remote(redis: str) -> AsyncIterator[Severed]:
+async def remote(redis: str) -> AsyncIterator[InterruptibleCoordinator]:
     async with open_link(redis) as link:
-        yield Severed(RedisCoordinator(link, Random(1), space=a_space()))
+        yield InterruptibleCoordinator(RedisCoordinator(link, Random(1), space=a_space()))
 
 
 @pytest.fixture
-async def steady(remote: Severed) -> FallbackCoordinator:
+async def fallback(remote: InterruptibleCoordinator) -> FallbackCoordinator:
     return FallbackCoordinator(remote, Random(2), workers_on="workers")
 
 
-async def _see_workers(steady: FallbackCoordinator, count: int) -> None:
+async def _see_workers(fallback: FallbackCoordinator, count: int) -> None:
     for number in range(count):
-        await steady.put_status(f"worker-{number}", {"workers": "here"}, ttl_s=30)
-    await steady.list_status("workers")
+        await fallback.put_status(f"worker-{number}", {"workers": "here"}, ttl_s=30)
+    await fallback.list_status("workers")
 
 
-async def _take(steady: FallbackCoordinator, count_max: int, cap: int) -> list[LeaseId]:
-    return await steady.acquire(JOB, RUN, count_max=count_max, cap=cap, ttl_s=30)
+async def _take(fallback: FallbackCoordinator, count_max: int, cap: int) -> list[LeaseId]:
+    return await fallback.acquire(JOB, RUN, count_max=count_max, cap=cap, ttl_s=30)
 
 
 @pytest.mark.parametrize(("cap", "workers", "share"), [(10, 3, 4), (1, 3, 1), (7, 1, 7)])
-async def test_a_worker_keeps_to_its_share_by_the_workers_last_seen(
-    remote: Severed, steady: FallbackCoordinator, cap: int, workers: int, share: int
+async def test_a_worker_keeps_to_its_share_among_the_workers_last_seen(
+    remote: InterruptibleCoordinator,
+    fallback: FallbackCoordinator,
+    cap: int,
+    workers: int,
+    share: int,
 ) -> None:
-    await _see_workers(steady, workers)
+    await _see_workers(fallback, workers)
     remote.is_cut = True
 
-    first, second = await _take(steady, 100, cap), await _take(steady, 100, cap)
+    first, second = await _take(fallback, 100, cap), await _take(fallback, 100, cap)
 
     assert [len(first), len(second)] == [share, 0]
 
 
-async def test_what_was_held_before_counts_towards_the_share(
-    remote: Severed, steady: FallbackCoordinator
+async def test_leases_acquired_before_the_outage_count_towards_the_share(
+    remote: InterruptibleCoordinator, fallback: FallbackCoordinator
 ) -> None:
-    await _see_workers(steady, 2)
-    held = await _take(steady, 3, cap=8)
+    await _see_workers(fallback, 2)
+    held = await _take(fallback, 3, cap=8)
     remote.is_cut = True
 
-    assert len(await _take(steady, 100, cap=8)) == 1
+    assert len(await _take(fallback, 100, cap=8)) == 1
 
-    await steady.release(held)
-    assert len(await _take(steady, 100, cap=8)) == 3
+    await fallback.release(held)
+    assert len(await _take(fallback, 100, cap=8)) == 3
 
 
-async def test_work_under_way_keeps_its_leases(
-    remote: Severed, steady: FallbackCoordinator
+async def test_leases_of_work_in_flight_are_kept_during_an_outage(
+    remote: InterruptibleCoordinator, fallback: FallbackCoordinator
 ) -> None:
-    [lease, released] = await _take(steady, 2, cap=5)
+    [lease, released] = await _take(fallback, 2, cap=5)
     remote.is_cut = True
-    await steady.release([released])
+    await fallback.release([released])
 
-    lost = await steady.renew([lease, released], ttl_s=30)
+    lost = await fallback.renew([lease, released], ttl_s=30)
 
     assert lost == frozenset({released})
 
 
 async def test_leases_are_not_counted_while_those_of_others_cannot_be_seen(
-    remote: Severed, steady: FallbackCoordinator
+    remote: InterruptibleCoordinator, fallback: FallbackCoordinator
 ) -> None:
-    await _take(steady, 2, cap=5)
+    await _take(fallback, 2, cap=5)
     remote.is_cut = True
 
     with pytest.raises(Unavailable):
-        await steady.count(RUN)
+        await fallback.count(RUN)
     with pytest.raises(Unavailable):
-        await steady.count(OTHER_RUN)
+        await fallback.count(OTHER_RUN)
 
 
-async def test_what_is_held_is_known_to_the_server_when_it_is_back(
-    remote: Severed, steady: FallbackCoordinator
+async def test_leases_held_during_an_outage_are_restored_on_the_server(
+    remote: InterruptibleCoordinator, fallback: FallbackCoordinator
 ) -> None:
-    before = await _take(steady, 2, cap=6)
+    before = await _take(fallback, 2, cap=6)
     remote.is_cut = True
-    meanwhile = await _take(steady, 3, cap=6)
-    # As if it had been away for longer than a lease lives.
+    meanwhile = await _take(fallback, 3, cap=6)
+    # The server has no leases, as after an outage longer than a lease lives.
     await remote.inner.release(before)
     remote.is_cut = False
 
-    await steady.reconnect()
+    await fallback.reconnect()
 
     assert len(meanwhile) == 3
     assert await remote.inner.count(RUN) == 5
-    assert len(await _take(steady, 100, cap=6)) == 1
-    assert await steady.renew([*before, *meanwhile], ttl_s=30) == frozenset()
+    assert len(await _take(fallback, 100, cap=6)) == 1
+    assert await fallback.renew([*before, *meanwhile], ttl_s=30) == frozenset()
 
 
-async def test_a_server_that_is_still_away_is_not_relied_on(
-    remote: Severed, steady: FallbackCoordinator
+async def test_the_share_applies_while_the_server_is_still_unavailable(
+    remote: InterruptibleCoordinator, fallback: FallbackCoordinator
 ) -> None:
     remote.is_cut = True
-    await _take(steady, 1, cap=5)
+    await _take(fallback, 1, cap=5)
 
     with pytest.raises(Unavailable):
-        await steady.reconnect()
+        await fallback.reconnect()
 
-    assert steady.is_away
-    assert len(await _take(steady, 1, cap=5)) == 1
+    assert fallback.is_away
+    assert len(await _take(fallback, 1, cap=5)) == 1
 
 
-async def test_a_door_lets_through_a_share_and_more_slowly(
-    remote: Severed, steady: FallbackCoordinator
+async def test_a_host_pool_grants_a_share_of_its_cap_at_a_lower_rate(
+    remote: InterruptibleCoordinator, fallback: FallbackCoordinator
 ) -> None:
-    await _see_workers(steady, 2)
+    await _see_workers(fallback, 2)
     remote.is_cut = True
     wide, spaced = HostPool(JOB, "wide.test", 4), HostPool(JOB, "spaced.test", 4, spacing_s=60.0)
 
-    through = await steady.acquire_hosts([wide, wide, wide, spaced, spaced], ttl_s=30)
+    through = await fallback.acquire_hosts([wide, wide, wide, spaced, spaced], ttl_s=30)
 
     assert [lease is not None for lease in through] == [True, True, False, True, False]
-    assert await _take(steady, 1, cap=1) != []
+    assert await _take(fallback, 1, cap=1) != []
 
 
-async def test_marks_are_let_go_of_and_nobody_is_told_that_there_are_none(
-    remote: Severed, steady: FallbackCoordinator
+async def test_during_an_outage_status_texts_are_dropped_and_cannot_be_listed(
+    remote: InterruptibleCoordinator, fallback: FallbackCoordinator
 ) -> None:
     remote.is_cut = True
 
-    await steady.put_status("me", {"workers": "here"}, ttl_s=30)
+    await fallback.put_status("me", {"workers": "here"}, ttl_s=30)
 
     with pytest.raises(Unavailable):
-        await steady.list_status("workers")
+        await fallback.list_status("workers")
 
 
-async def test_it_is_said_once_that_it_is_away_and_once_that_it_is_back(
-    remote: Severed, steady: FallbackCoordinator, caplog: pytest.LogCaptureFixture
+async def test_the_start_and_the_end_of_an_outage_are_logged_once(
+    remote: InterruptibleCoordinator,
+    fallback: FallbackCoordinator,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.INFO):
         remote.is_cut = True
         for _ in range(5):
-            held = await _take(steady, 1, cap=9)
-            await steady.renew(held, ttl_s=30)
-            await steady.release(held)
+            held = await _take(fallback, 1, cap=9)
+            await fallback.renew(held, ttl_s=30)
+            await fallback.release(held)
         remote.is_cut = False
-        await steady.reconnect()
-        await _take(steady, 1, cap=9)
+        await fallback.reconnect()
+        await _take(fallback, 1, cap=9)
 
     said = [record.getMessage().split(":")[0] for record in caplog.records]
     assert said == ["coordinator unavailable", "coordinator available again"]
 
 
 @pytest.mark.slow
-async def test_a_server_that_dies_and_comes_back_costs_no_lease(tmp_path: Path) -> None:
+async def test_a_restart_of_the_server_loses_no_lease(tmp_path: Path) -> None:
     port, space = free_port(), a_space()
     url = f"redis://127.0.0.1:{port}"
     async with open_redis(
         url, random=Random(1), space=space, owner="me", workers_on="workers"
     ) as engine:
-        steady = engine.coordinator
+        fallback = engine.coordinator
         with a_redis(tmp_path / "one", port):
-            before = await _take(steady, 2, cap=5)
-            assert not steady.is_away
-        meanwhile = await _take(steady, 2, cap=5)
+            before = await _take(fallback, 2, cap=5)
+            assert not fallback.is_away
+        meanwhile = await _take(fallback, 2, cap=5)
         with a_redis(tmp_path / "two", port), trio.fail_after(20):
-            while steady.is_away:
+            while fallback.is_away:
                 await trio.sleep(0.01)
-            lost = await steady.renew([*before, *meanwhile], ttl_s=30)
-            after = await _take(steady, 5, cap=5)
+            lost = await fallback.renew([*before, *meanwhile], ttl_s=30)
+            after = await _take(fallback, 5, cap=5)
 
     assert [len(before), len(meanwhile), len(after)] == [2, 2, 1]
     assert lost == frozenset()
 
 
-async def test_workers_that_a_server_forgot_are_not_forgotten_here(
-    remote: Severed, steady: FallbackCoordinator
+async def test_workers_that_a_restarted_server_lost_still_count_in_the_next_outage(
+    remote: InterruptibleCoordinator, fallback: FallbackCoordinator
 ) -> None:
-    """It came back empty, and only this worker has left its mark again when it goes once more."""
-    await _see_workers(steady, 3)
+    """The server restarted empty, and only this worker has reported itself before the next
+    outage."""
+    await _see_workers(fallback, 3)
     remote.is_cut = True
-    first = await _take(steady, 1, cap=9)
+    first = await _take(fallback, 1, cap=9)
     for number in range(3):
         await remote.inner.put_status(f"worker-{number}", {"workers": ""}, ttl_s=0)
     remote.is_cut = False
-    await steady.reconnect()
-    await _see_workers(steady, 1)
+    await fallback.reconnect()
+    await _see_workers(fallback, 1)
     remote.is_cut = True
 
-    taken = await _take(steady, 100, cap=9)
+    taken = await _take(fallback, 100, cap=9)
 
     assert len(first + taken) == 3

@@ -1,4 +1,4 @@
-"""A real server: its clock, its scripts, its slots, and what it is like when it dies."""
+"""A real Redis server: its clock, scripts, slots, and outages."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def test_a_lease_ages_out_by_the_servers_clock(url: str) -> None:
     ),
     cap=st.integers(1, 6),
 )
-def test_two_processes_at_once_never_hold_more_than_the_cap(
+def test_two_processes_together_never_hold_more_than_the_cap(
     redis: str, turns: list[tuple[int, int, bool]], cap: int
 ) -> None:
     async def take_turns() -> None:
@@ -90,7 +90,8 @@ def test_two_processes_at_once_never_hold_more_than_the_cap(
                 held.update(taken)
                 assert len(held) <= cap
                 if gives_back:
-                    # Gone from our list first: what is not in it may be taken again.
+                    # The lease is removed from the list first, because another process may take its
+                    # place at once.
                     held.difference_update(taken)
                     await both[1 - who].release(taken)
 
@@ -102,7 +103,7 @@ def test_two_processes_at_once_never_hold_more_than_the_cap(
     trio.run(take_turns)
 
 
-async def test_a_server_that_forgot_the_scripts_is_shown_them_again(url: str) -> None:
+async def test_scripts_are_loaded_again_after_the_server_lost_them(url: str) -> None:
     async with open_link(url) as link:
         coordinator = a_coordinator(link, a_space())
         await coordinator.acquire(JOB, RUN, count_max=1, cap=5, ttl_s=30)
@@ -114,7 +115,7 @@ async def test_a_server_that_forgot_the_scripts_is_shown_them_again(url: str) ->
         assert await coordinator.count(RUN) == 2
 
 
-async def test_leases_of_many_jobs_and_doors_are_renewed_in_one_call(url: str) -> None:
+async def test_leases_of_many_jobs_and_hosts_are_renewed_in_one_call(url: str) -> None:
     async with open_link(url) as link:
         coordinator = a_coordinator(link, a_space())
         leases = [
@@ -134,7 +135,9 @@ async def test_leases_of_many_jobs_and_doors_are_renewed_in_one_call(url: str) -
         assert await coordinator.renew(leases, ttl_s=30) == frozenset(leases[::4])
 
 
-async def test_a_run_is_counted_although_the_server_has_lost_all_it_knew(tmp_path: Path) -> None:
+async def test_the_leases_of_a_run_are_counted_although_the_server_lost_its_data(
+    tmp_path: Path,
+) -> None:
     with a_redis(tmp_path) as url:
         async with open_link(url) as link:
             coordinator = a_coordinator(link, a_space())
@@ -146,7 +149,7 @@ async def test_a_run_is_counted_although_the_server_has_lost_all_it_knew(tmp_pat
             assert await coordinator.count(RUN) == 1
 
 
-async def test_nothing_is_left_behind_for_good(tmp_path: Path) -> None:
+async def test_every_key_has_an_expiry(tmp_path: Path) -> None:
     with a_redis(tmp_path) as url:
         async with open_link(url) as link:
             coordinator = a_coordinator(link, a_space())
@@ -165,13 +168,13 @@ async def test_nothing_is_left_behind_for_good(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_what_is_cached_ages_out_by_the_servers_clock(url: str) -> None:
+async def test_a_cached_text_expires_by_the_servers_clock(url: str) -> None:
     async with open_link(url) as link:
         cache = a_cache(link)
 
         with trio.fail_after(60):
             while not isinstance(await put_and_look(cache, "run"), CachedValue):
-                pass  # On a busy machine the text has aged out before it is looked for.
+                pass  # On a busy machine the text may expire before it is read.
             while isinstance(await cache.get("run", "1", ttl_s=0.3), CachedValue):
                 await trio.sleep(0.01)
 
@@ -183,7 +186,7 @@ async def put_and_look(cache: RedisCache, name: str) -> CachedValue | ReadTicket
     return await cache.get(name, "1", ttl_s=0.3)
 
 
-async def test_a_server_that_may_drop_leases_is_complained_about(
+async def test_a_server_that_may_evict_leases_is_warned_about(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with a_redis(tmp_path) as url:
@@ -197,7 +200,7 @@ async def test_a_server_that_may_drop_leases_is_complained_about(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", [a_redis, a_redis_cluster])
-async def test_a_server_that_was_killed_is_found_again_when_it_is_back(
+async def test_a_restarted_server_is_used_again(
     start: Callable[[Path, int], AbstractContextManager[str]], tmp_path: Path
 ) -> None:
     port = free_port()
@@ -215,7 +218,7 @@ async def test_a_server_that_was_killed_is_found_again_when_it_is_back(
     assert lost == frozenset(held)
 
 
-async def test_a_silent_server_is_unavailable_when_the_deadline_has_passed(
+async def test_a_server_that_does_not_answer_is_unavailable_after_the_deadline(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     started_at = trio.current_time()
@@ -235,7 +238,7 @@ async def _stay_silent(stream: trio.SocketStream) -> None:
         pass
 
 
-async def test_nobody_there_is_unavailable_at_once_and_says_no_address() -> None:
+async def test_a_missing_server_is_unavailable_at_once_and_its_address_not_shown() -> None:
     async with open_link("redis://:secret@127.0.0.1:1") as link:
         with pytest.raises(Unavailable) as caught:
             await a_coordinator(link, a_space()).count(RUN)

@@ -1,4 +1,4 @@
-"""Signals over a real server: whoever works on a run hears of it."""
+"""Signals over a real server: every worker of a run receives them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tests.builders import JOB, RUN
 from tests.conformance.coordinators import a_space
 from tests.servers import a_redis, free_port, redis_says
 
-Heard = tuple[str, JobId, RunId]
+Signal = tuple[str, JobId, RunId]
 
 
 @dataclass
-class Ear:
-    """The signals of a worker that writes down what it is told."""
+class SignalRecorder:
+    """Records the signals that a worker receives."""
 
-    heard: list[Heard] = field(default_factory=list)
+    heard: list[Signal] = field(default_factory=list)
     something: trio.Event = field(default_factory=trio.Event)
 
     async def run_changed(self, job_id: JobId, run_id: RunId, tasks: int = 0) -> None:
@@ -45,7 +45,7 @@ class Ear:
         self.something.set()
         self.something = trio.Event()
 
-    async def wait_for(self, *expected: Heard) -> None:
+    async def wait_for(self, *expected: Signal) -> None:
         with trio.fail_after(10):
             while not set(expected) <= set(self.heard):
                 await self.something.wait()
@@ -68,39 +68,41 @@ def _process(
     link: CoredisConnection,
     space: str,
     owner: str,
-    ear: Ear | None = None,
+    ear: SignalRecorder | None = None,
     *,
-    control_queue: Ear | None = None,
+    control_queue: SignalRecorder | None = None,
     can_abandon: bool = False,
 ) -> Process:
-    # The first call finds the nodes of the cluster, which takes a while on a busy machine.
+    # The first call finds the nodes of the cluster, which takes some time on a busy machine.
     coordinator = RedisCoordinator(link, Random(owner), space=space, deadline_s=10)
     channel = RedisChannel(link, space=space, owner=owner)
     signals = CrossProcessSignals(
         coordinator=coordinator,
         local=ear,
         tell=channel.tell,
-        notify=(control_queue or Ear()).batch_opened,
+        notify=(control_queue or SignalRecorder()).batch_opened,
         can_abandon=can_abandon,
     )
     return Process(signals, coordinator, channel)
 
 
 @asynccontextmanager
-async def _listening(url: str, space: str, *ears: Ear) -> AsyncGenerator[list[Process], None]:
-    """Worker processes that can be reached."""
+async def _listening(
+    url: str, space: str, *ears: SignalRecorder
+) -> AsyncGenerator[list[Process], None]:
+    """Worker processes that receive signals."""
     async with open_link(url) as link, trio.open_nursery() as nursery:
         processes = [
             _process(link, space, f"worker-{number}", ear) for number, ear in enumerate(ears)
         ]
         for process, ear in zip(processes, ears, strict=True):
             nursery.start_soon(process.channel.listen_forever, ear.run_changed)
-        await _until_heard_by(url, space, len(ears))
+        await _wait_for_subscribers(url, space, len(ears))
         yield processes
         nursery.cancel_scope.cancel()
 
 
-async def _until_heard_by(url: str, space: str, count: int) -> None:
+async def _wait_for_subscribers(url: str, space: str, count: int) -> None:
     port = int(url.rpartition(":")[2])
     with trio.fail_after(10):
         while f":{count}\r\n".encode() not in redis_says(
@@ -109,8 +111,8 @@ async def _until_heard_by(url: str, space: str, count: int) -> None:
             await trio.sleep(0.01)
 
 
-async def test_every_worker_hears_that_a_run_has_changed(url: str) -> None:
-    space, one, other = a_space(), Ear(), Ear()
+async def test_every_worker_receives_the_signal_of_a_changed_run(url: str) -> None:
+    space, one, other = a_space(), SignalRecorder(), SignalRecorder()
     async with _listening(url, space, one, other), open_link(url) as link:
         await _process(link, space, "api").signals.run_changed(JOB, RUN)
 
@@ -118,8 +120,8 @@ async def test_every_worker_hears_that_a_run_has_changed(url: str) -> None:
         await other.wait_for(("changed", JOB, RUN))
 
 
-async def test_a_worker_hears_itself_once(url: str) -> None:
-    space, one, other = a_space(), Ear(), Ear()
+async def test_a_worker_receives_its_own_signal_once(url: str) -> None:
+    space, one, other = a_space(), SignalRecorder(), SignalRecorder()
     async with _listening(url, space, one, other) as [process, _]:
         await process.signals.run_changed(JOB, RUN)
         await other.wait_for(("changed", JOB, RUN))
@@ -129,10 +131,10 @@ async def test_a_worker_hears_itself_once(url: str) -> None:
 
 
 @pytest.mark.parametrize("has_worker", [False, True])
-async def test_a_list_is_walked_here_if_there_is_a_worker_or_the_bell_is_rung(
+async def test_a_new_list_is_signalled_to_the_local_worker_or_else_to_the_control_queue(
     redis: str, has_worker: bool
 ) -> None:
-    here, rung = Ear(), Ear()
+    here, rung = SignalRecorder(), SignalRecorder()
     async with open_link(redis) as link:
         process = _process(link, a_space(), "me", here if has_worker else None, control_queue=rung)
 
@@ -142,8 +144,8 @@ async def test_a_list_is_walked_here_if_there_is_a_worker_or_the_bell_is_rung(
     assert rung.heard == ([] if has_worker else [("opened", JOB, RUN)])
 
 
-async def test_a_teardown_ends_when_the_last_lease_of_the_run_is_gone(url: str) -> None:
-    space, ear = a_space(), Ear()
+async def test_a_teardown_ends_when_the_last_lease_of_the_run_is_released(url: str) -> None:
+    space, ear = a_space(), SignalRecorder()
     async with _listening(url, space, ear) as [worker], open_link(url) as link:
         held = await worker.coordinator.acquire(JOB, RUN, count_max=3, cap=9, ttl_s=30)
         receipts: list[TeardownResult] = []
@@ -161,7 +163,7 @@ async def test_a_teardown_ends_when_the_last_lease_of_the_run_is_gone(url: str) 
     assert receipts == [TeardownResult(released=3, abandoned=3, complete=True)]
 
 
-async def test_a_teardown_that_takes_too_long_says_so(url: str) -> None:
+async def test_a_teardown_that_takes_too_long_is_not_complete(url: str) -> None:
     space = a_space()
     async with open_link(url) as link:
         process = _process(link, space, "api")
@@ -172,8 +174,8 @@ async def test_a_teardown_that_takes_too_long_says_so(url: str) -> None:
     assert receipt == TeardownResult(released=1, complete=False)
 
 
-async def test_signals_are_harmless_to_send_while_the_server_is_away() -> None:
-    ear = Ear()
+async def test_signals_can_be_sent_while_the_server_is_unavailable() -> None:
+    ear = SignalRecorder()
     async with open_link(f"redis://127.0.0.1:{free_port()}") as link:
         process = _process(link, a_space(), "worker", ear)
 
@@ -183,16 +185,16 @@ async def test_signals_are_harmless_to_send_while_the_server_is_away() -> None:
 
 
 @pytest.mark.slow
-async def test_a_worker_hears_again_after_the_server_was_restarted(tmp_path: Path) -> None:
-    port, space, ear = free_port(), a_space(), Ear()
+async def test_a_worker_receives_signals_after_a_restart_of_the_server(tmp_path: Path) -> None:
+    port, space, ear = free_port(), a_space(), SignalRecorder()
     url = f"redis://127.0.0.1:{port}"
     async with open_link(url) as link, trio.open_nursery() as nursery:
         with a_redis(tmp_path / "one", port):
             worker = _process(link, space, "worker", ear)
             nursery.start_soon(worker.channel.listen_forever, ear.run_changed)
-            await _until_heard_by(url, space, 1)
+            await _wait_for_subscribers(url, space, 1)
         with a_redis(tmp_path / "two", port):
-            await _until_heard_by(url, space, 1)
+            await _wait_for_subscribers(url, space, 1)
             async with open_link(url) as other:
                 await _process(other, space, "api").signals.run_changed(JOB, RUN)
             await ear.wait_for(("changed", JOB, RUN))

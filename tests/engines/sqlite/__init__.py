@@ -1,1 +1,1 @@
-"""What only the embedded engine has: row format, migrations, lock, recovery, group commit."""
+"""Tests of the embedded engine: row format, migrations, lock, recovery, group commit."""

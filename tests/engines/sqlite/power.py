@@ -1,9 +1,9 @@
-"""A model of a power cut: of a directory only what was synced is left (docs/storage.md, Blob keys).
+"""A model of a power cut: only synced data of a directory survives (docs/storage.md, Blob keys).
 
-The file system is the real one; `fsync` and `fdatasync` are watched. A file has the content of its
-last sync, a directory the names of its last sync, and nothing else survives. The kernel may write
-names earlier than it was asked to, so a file must be synced before it gets its name.
-"""
+The file system is the real one, and calls of `fsync` and `fdatasync` are observed. After a power
+cut a file has the content of its last sync, a directory has the names of its last sync, and
+nothing else is left. A real kernel may write names earlier than requested, so a file must be
+synced before it gets its name."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import pytest
 
 
 class Disk:
-    """What of the directory `root` would be there after a power cut; `torn` names files that were
-    given a name before their content was safe."""
+    """The content of the directory `root` after a power cut. `torn` lists files that were given a
+    name before their content was synced."""
 
     def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
         self._root = root
@@ -30,7 +30,7 @@ class Disk:
         patch.setattr(os, "link", self._naming(os.link))
 
     def sync_all(self) -> None:
-        """As after a long rest: everything that is there now is safe."""
+        """Treats everything that exists now as synced."""
         for folder, _, files in os.walk(self._root):
             self._keep_names(folder)
             for name in files:
@@ -38,7 +38,7 @@ class Disk:
                 self._contents[path.stat().st_ino] = path.read_bytes()
 
     def cut_power(self, to: Path) -> None:
-        """Writes what is left to another directory."""
+        """Writes the surviving content to another directory."""
         self._restore(self._root.stat().st_ino, to)
 
     def _restore(self, folder: int, to: Path) -> None:
@@ -63,7 +63,7 @@ class Disk:
     def _naming(self, give: Callable[..., None]) -> Callable[..., None]:
         def watched(source: Any, target: Any, **options: Any) -> None:
             content = Path(source).read_bytes()
-            is_empty = Path(target).name == "reserve"  # Room, and no content.
+            is_empty = Path(target).name == "reserve"  # A file with space and without content.
             if not is_empty and self._contents.get(os.stat(source).st_ino) != content:
                 self.torn.append(str(target))
             give(source, target, **options)

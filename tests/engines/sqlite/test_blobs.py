@@ -1,4 +1,4 @@
-"""Bodies as files: where they lie, and what is left behind when something goes wrong."""
+"""Bodies as files: where they are stored, and what is left after failures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ async def engine(data_dir: Path, clock: ManualClock) -> AsyncIterator[EmbeddedEn
         yield engine
 
 
-async def test_bodies_of_a_run_lie_in_one_directory(engine: EmbeddedEngine, data_dir: Path) -> None:
+async def test_bodies_of_a_run_are_stored_in_one_directory(
+    engine: EmbeddedEngine, data_dir: Path
+) -> None:
     for task in ("one", "two"):
         await engine.blobs.put(f"jobs/j/runs/r/{task}/1", [b"body"])
 
@@ -35,9 +37,7 @@ async def test_bodies_of_a_run_lie_in_one_directory(engine: EmbeddedEngine, data
     assert files == {"blobs/jobs/j/runs/r/one,1", "blobs/jobs/j/runs/r/two,1"}
 
 
-async def test_a_put_that_cannot_land_leaves_nothing_behind(
-    engine: EmbeddedEngine, data_dir: Path
-) -> None:
+async def test_a_put_that_fails_leaves_no_file(engine: EmbeddedEngine, data_dir: Path) -> None:
     (data_dir / "blobs" / "jobs").write_bytes(b"in the way")
 
     with pytest.raises(Unavailable):
@@ -46,7 +46,7 @@ async def test_a_put_that_cannot_land_leaves_nothing_behind(
     assert list((data_dir / "temp").iterdir()) == []
 
 
-async def test_a_put_that_fails_spares_those_beside_it(
+async def test_a_put_that_fails_does_not_affect_concurrent_puts(
     engine: EmbeddedEngine, data_dir: Path
 ) -> None:
     (data_dir / "blobs" / "bad").write_bytes(b"in the way")
@@ -66,7 +66,7 @@ async def test_a_put_that_fails_spares_those_beside_it(
     assert len(list((data_dir / "blobs/good/j").iterdir())) == 20
 
 
-async def test_everybody_whose_bodies_go_together_hears_that_there_is_no_place_for_them(
+async def test_every_add_of_a_group_fails_if_its_pack_cannot_be_created(
     engine: EmbeddedEngine, data_dir: Path
 ) -> None:
     (data_dir / "blobs" / "bad").write_bytes(b"in the way")
@@ -84,7 +84,7 @@ async def test_everybody_whose_bodies_go_together_hears_that_there_is_no_place_f
     assert sorted(failed) == [0, 1, 2, 3, 4]
 
 
-async def test_many_puts_at_once_are_all_stored(engine: EmbeddedEngine, data_dir: Path) -> None:
+async def test_many_concurrent_puts_are_all_stored(engine: EmbeddedEngine, data_dir: Path) -> None:
     async with trio.open_nursery() as nursery:
         for number in range(200):
             nursery.start_soon(engine.blobs.put, f"jobs/j/{number}/1", [b"%d" % number])
@@ -105,13 +105,15 @@ async def test_a_cancelled_put_leaves_no_temporary_file(
 
 
 def _open_files(data_dir: Path) -> list[str]:
-    """The files under the directory that this process has open, deleted ones included."""
+    """The files under the directory that this process has open, including deleted ones."""
     links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
     targets = [os.readlink(link) for link in links if os.path.lexists(link)]
     return [target for target in targets if target.startswith(f"{data_dir}/blobs/")]
 
 
-async def test_a_deleted_pack_is_held_by_nobody(engine: EmbeddedEngine, data_dir: Path) -> None:
+async def test_a_deleted_pack_is_not_held_open_by_this_process(
+    engine: EmbeddedEngine, data_dir: Path
+) -> None:
     await engine.blobs.add("jobs/j/runs/r", "task.1", [b"body"])
     await engine.blobs.add("jobs/other/runs/r", "task.1", [b"body"])
     before = len(_open_files(data_dir))
@@ -122,7 +124,7 @@ async def test_a_deleted_pack_is_held_by_nobody(engine: EmbeddedEngine, data_dir
     assert [path.partition("/jobs/")[2][:5] for path in _open_files(data_dir)] == ["other"]
 
 
-async def test_a_pack_that_is_deleted_while_it_is_written_to_is_closed_after(
+async def test_a_pack_that_is_deleted_during_a_write_is_closed_after_it(
     engine: EmbeddedEngine, data_dir: Path
 ) -> None:
     async with trio.open_nursery() as nursery:
@@ -133,10 +135,10 @@ async def test_a_pack_that_is_deleted_while_it_is_written_to_is_closed_after(
     assert _open_files(data_dir) == []
 
 
-async def test_a_pack_that_nothing_is_added_to_is_closed_and_can_still_be_read(
+async def test_a_pack_without_new_bodies_is_closed_and_can_still_be_read(
     data_dir: Path, clock: ManualClock, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """The space is free after this process or another has deleted the pack."""
+    """The space is freed after this process or another has deleted the pack."""
     async with open_engine(
         data_dir,
         clock=clock,
@@ -158,7 +160,7 @@ async def test_a_pack_that_nothing_is_added_to_is_closed_and_can_still_be_read(
         assert bodies == [b"body", b"more"]
 
 
-async def test_a_pack_that_is_added_to_stays_open(
+async def test_a_pack_that_gets_bodies_is_not_closed(
     data_dir: Path, clock: ManualClock, autojump_clock: trio.testing.MockClock
 ) -> None:
     async with open_engine(
@@ -176,7 +178,7 @@ async def test_a_pack_that_is_added_to_stays_open(
 
 
 @pytest.mark.parametrize("left", [0, 3])
-async def test_a_packed_body_that_was_cut_off_is_damaged(
+async def test_a_truncated_packed_body_is_damaged(
     engine: EmbeddedEngine, data_dir: Path, left: int
 ) -> None:
     stored = await engine.blobs.add("jobs/j/runs/r", "task.1", [b"body"])
@@ -187,7 +189,7 @@ async def test_a_packed_body_that_was_cut_off_is_damaged(
         _ = [piece async for piece in engine.blobs.open(stored.key)]
 
 
-async def test_no_part_of_a_packed_body_is_damage(engine: EmbeddedEngine) -> None:
+async def test_reading_any_part_of_a_packed_body_reports_no_damage(engine: EmbeddedEngine) -> None:
     stored = await engine.blobs.add("jobs/j/runs/r", "task.1", [b"body"])
     empty = await engine.blobs.add("jobs/j/runs/r", "task.2", [])
 
@@ -199,7 +201,7 @@ async def test_no_part_of_a_packed_body_is_damage(engine: EmbeddedEngine) -> Non
     assert parts == [b"dy", b"", b""]
 
 
-async def test_a_body_is_not_stored_in_a_pack_that_was_removed_behind_our_back(
+async def test_a_body_is_not_added_to_a_pack_that_was_removed_from_outside(
     engine: EmbeddedEngine, data_dir: Path
 ) -> None:
     await engine.blobs.add("jobs/j/runs/r", "first", (b"one",))
@@ -213,7 +215,7 @@ async def test_a_body_is_not_stored_in_a_pack_that_was_removed_behind_our_back(
         assert b"".join([piece async for piece in pieces]) == b"two"
 
 
-async def test_a_missing_folder_of_blobs_is_an_outage_and_is_not_made_again(
+async def test_a_missing_blobs_folder_raises_unavailable_and_is_not_created_again(
     engine: EmbeddedEngine, data_dir: Path
 ) -> None:
     (data_dir / "blobs").rename(data_dir / "unmounted")
@@ -227,7 +229,7 @@ async def test_a_missing_folder_of_blobs_is_an_outage_and_is_not_made_again(
 async def test_without_their_folder_bodies_are_neither_missing_nor_deleted(
     engine: EmbeddedEngine, data_dir: Path
 ) -> None:
-    """Its volume may not be mounted: what is there counts again when it is back."""
+    """The volume may not be mounted; its bodies can be read again once it is."""
     await engine.blobs.put("jobs/j/a", [b"body"])
     packed = await engine.blobs.add("jobs/j/runs/r", "b", [b"packed"])
     (data_dir / "blobs").rename(data_dir / "elsewhere")

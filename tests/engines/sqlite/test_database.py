@@ -1,4 +1,4 @@
-"""Migrations of data that an earlier release wrote."""
+"""Migrations of data of an earlier release."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.builders import T0
 NOTICES = TABLES[NoticeKey]
 
 
-def test_a_notice_of_the_first_release_has_the_rest_of_its_time() -> None:
+def test_a_notice_of_the_first_release_keeps_the_rest_of_its_time() -> None:
     connection = sqlite3.connect(":memory:", isolation_level=None)
     connection.executescript(f"{load_scripts()[1]}\nPRAGMA user_version = 1;")
     connection.execute(

@@ -1,8 +1,7 @@
-"""Room on the volume: what is refused on a full disk, what is not, and what comes back by itself.
+"""Free space: what is refused on a full disk, what is not, and what works again afterwards.
 
-The volume is a wrapper around the real hands that tells of as much room as the test says; that of a
-real full volume is in tests/attack.
-"""
+The executor is wrapped so that it reports as much free space as the test sets; a test with a
+volume that is really full is in tests/attack."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ MIB = 1024 * 1024
 
 
 class SmallVolume(ThreadExecutor):
-    """Threads of a machine whose volume has so much room."""
+    """An executor that reports this much free space on the volume."""
 
     free_bytes = 100 * MIB
     total_bytes = 160 * MIB
@@ -43,7 +42,7 @@ async def _open(data_dir: Path, executor: SmallVolume) -> AsyncIterator[Embedded
         yield engine
 
 
-async def test_below_the_floor_no_job_and_no_fetch_is_begun_but_a_paid_body_is_kept(
+async def test_below_the_minimum_no_job_and_no_fetch_is_started_but_a_paid_body_is_stored(
     data_dir: Path,
 ) -> None:
     executor = SmallVolume()
@@ -57,7 +56,7 @@ async def test_below_the_floor_no_job_and_no_fetch_is_begun_but_a_paid_body_is_k
         await engine.blobs.add("jobs/j/runs/r", "task.1", [b"body"])
 
 
-async def test_below_half_of_the_floor_no_body_is_stored_by_any_way(data_dir: Path) -> None:
+async def test_below_half_of_the_minimum_no_body_is_stored(data_dir: Path) -> None:
     executor = SmallVolume()
     async with _open(data_dir, executor) as engine:
         executor.free_bytes = 9 * MIB
@@ -74,7 +73,7 @@ async def test_below_half_of_the_floor_no_body_is_stored_by_any_way(data_dir: Pa
         assert list((data_dir / "temp").iterdir()) == []
 
 
-async def test_deletes_and_reads_are_not_refused_below_the_floor(data_dir: Path) -> None:
+async def test_deletes_and_reads_are_not_refused_below_the_minimum(data_dir: Path) -> None:
     executor = SmallVolume()
     async with _open(data_dir, executor) as engine:
         await keep(engine.store, a_job())
@@ -88,7 +87,7 @@ async def test_deletes_and_reads_are_not_refused_below_the_floor(data_dir: Path)
         assert await engine.blobs.delete_prefix("jobs/j") == 1
 
 
-async def test_what_was_refused_is_taken_once_there_is_room(data_dir: Path) -> None:
+async def test_a_refused_job_is_accepted_once_there_is_free_space(data_dir: Path) -> None:
     executor = SmallVolume()
     async with _open(data_dir, executor) as engine:
         executor.free_bytes = 0
@@ -101,7 +100,7 @@ async def test_what_was_refused_is_taken_once_there_is_room(data_dir: Path) -> N
         await keep(engine.store, a_job())
 
 
-async def test_a_volume_that_is_gone_is_unavailable(data_dir: Path) -> None:
+async def test_a_missing_volume_raises_unavailable(data_dir: Path) -> None:
     async with _open(data_dir, SmallVolume()):
         pass
     space = Space(data_dir, ThreadExecutor())
@@ -114,7 +113,7 @@ async def test_a_volume_that_is_gone_is_unavailable(data_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("total_bytes", "reserve_bytes"), [(96 * MIB, 6 * MIB), (1 << 40, RESERVE_BYTES_MAX)]
 )
-def test_the_reserve_takes_its_room_from_the_volume(
+def test_the_reserve_file_occupies_its_space_on_the_volume(
     tmp_path: Path, total_bytes: int, reserve_bytes: int
 ) -> None:
     executor = SmallVolume()
@@ -126,7 +125,7 @@ def test_the_reserve_takes_its_room_from_the_volume(
     assert (tmp_path / "reserve").stat().st_blocks * 512 >= reserve_bytes
 
 
-def test_the_reserve_is_made_again_only_when_there_is_room_above_the_floor(tmp_path: Path) -> None:
+def test_the_reserve_file_is_created_again_only_if_enough_space_is_free(tmp_path: Path) -> None:
     executor = SmallVolume()
     space = Space(tmp_path, executor)
     space.restore()
@@ -141,7 +140,7 @@ def test_the_reserve_is_made_again_only_when_there_is_room_above_the_floor(tmp_p
     assert (too_early, in_time) == (False, True)
 
 
-def test_an_opening_on_a_full_volume_spends_the_reserve(tmp_path: Path) -> None:
+def test_opening_a_full_volume_deletes_the_reserve_file(tmp_path: Path) -> None:
     executor = SmallVolume()
     space = Space(tmp_path, executor)
     space.prepare()
@@ -153,7 +152,7 @@ def test_an_opening_on_a_full_volume_spends_the_reserve(tmp_path: Path) -> None:
     assert (was_there, (tmp_path / "reserve").exists()) == (True, False)
 
 
-def test_the_floor_of_a_large_volume_is_a_fixed_size(tmp_path: Path) -> None:
+def test_the_minimum_of_free_space_on_a_large_volume_is_a_fixed_size(tmp_path: Path) -> None:
     (tmp_path / "blobs").mkdir()
     executor = SmallVolume()
     executor.total_bytes = 1 << 40
@@ -166,7 +165,9 @@ def test_the_floor_of_a_large_volume_is_a_fixed_size(tmp_path: Path) -> None:
         space.check_new()
 
 
-async def test_a_commit_on_a_full_disk_is_tried_again_with_the_reserve(tmp_path: Path) -> None:
+async def test_a_commit_on_a_full_disk_is_repeated_after_the_reserve_file_was_deleted(
+    tmp_path: Path,
+) -> None:
     connection = sqlite3.connect(
         tmp_path / "test.db", isolation_level=None, check_same_thread=False
     )
@@ -188,7 +189,7 @@ async def test_a_commit_on_a_full_disk_is_tried_again_with_the_reserve(tmp_path:
     connection.close()
 
 
-def test_a_reserve_that_holds_nothing_is_made_again(tmp_path: Path) -> None:
+def test_an_empty_reserve_file_is_created_again(tmp_path: Path) -> None:
     (tmp_path / "reserve").touch()
 
     assert Space(tmp_path, SmallVolume()).restore()

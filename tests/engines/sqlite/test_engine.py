@@ -1,4 +1,5 @@
-"""A new owner after an abrupt end: the copy of a live data directory is what a crash leaves."""
+"""Recovery by a new owner after a crash: a copy of the live data directory is what a crash
+leaves."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ async def _after_a_crash(data_dir: Path, clock: ManualClock) -> AsyncIterator[Em
         yield engine
 
 
-async def test_what_was_applied_is_there(data_dir: Path, clock: ManualClock) -> None:
+async def test_applied_changes_survive_a_crash(data_dir: Path, clock: ManualClock) -> None:
     async with _open(data_dir, clock) as engine:
         await keep(engine.store, a_task(1))
 
@@ -57,12 +58,16 @@ async def test_what_was_applied_is_there(data_dir: Path, clock: ManualClock) -> 
             assert await survivor.store.read(key_of(a_task(1))) == a_task(1)
 
 
-async def test_messages_in_hand_are_visible_at_once(data_dir: Path, clock: ManualClock) -> None:
+async def test_received_messages_are_visible_at_once_after_a_crash(
+    data_dir: Path, clock: ManualClock
+) -> None:
     async with _open(data_dir, clock) as engine:
         await engine.queue.open_run(RUN)
         await engine.queue.send([a_ref(1), a_ref(2)])
         await engine.queue.receive(RUN, count_max=1, visibility_s=60)
-        await engine.queue.depth(RUN)  # At rest: a receive answers before it is durable.
+        await engine.queue.depth(
+            RUN
+        )  # This waits until the receive is durable, because a receive answers earlier.
 
         async with _after_a_crash(data_dir, clock) as survivor:
             received = await survivor.queue.receive(RUN, count_max=9, visibility_s=60)
@@ -70,7 +75,7 @@ async def test_messages_in_hand_are_visible_at_once(data_dir: Path, clock: Manua
     assert {message.ref: message.receives for message in received} == {a_ref(1): 2, a_ref(2): 1}
 
 
-async def test_bounced_messages_keep_their_time(data_dir: Path, clock: ManualClock) -> None:
+async def test_bounced_messages_keep_their_delay(data_dir: Path, clock: ManualClock) -> None:
     async with _open(data_dir, clock) as engine:
         await engine.queue.open_run(RUN)
         await engine.queue.send([a_ref(1)])
@@ -83,7 +88,7 @@ async def test_bounced_messages_keep_their_time(data_dir: Path, clock: ManualClo
             assert await survivor.queue.depth(RUN) == Depth(visible=1, hidden=0)
 
 
-async def test_claims_of_tasks_in_hand_lapse_and_no_others(
+async def test_claims_of_tasks_in_flight_lapse_and_no_others(
     data_dir: Path, clock: ManualClock
 ) -> None:
     until = clock.now() + 90
@@ -103,7 +108,7 @@ async def test_claims_of_tasks_in_hand_lapse_and_no_others(
     assert row == bounced
 
 
-async def test_leases_are_gone(data_dir: Path, clock: ManualClock) -> None:
+async def test_leases_do_not_survive_a_crash(data_dir: Path, clock: ManualClock) -> None:
     async with _open(data_dir, clock) as engine:
         await engine.coordinator.acquire(JOB, RUN, count_max=2, cap=2, ttl_s=30)
 
@@ -113,7 +118,7 @@ async def test_leases_are_gone(data_dir: Path, clock: ManualClock) -> None:
     assert len(taken) == 2
 
 
-async def test_unanswered_keys_can_be_taken_over_and_answered_ones_stay(
+async def test_unanswered_keys_can_be_taken_over_and_answered_keys_are_kept(
     data_dir: Path, clock: ManualClock
 ) -> None:
     unanswered = a_record("one")
@@ -126,7 +131,7 @@ async def test_unanswered_keys_can_be_taken_over_and_answered_ones_stay(
             assert await survivor.store.read(key_of(answered)) == answered
 
 
-async def test_half_written_bodies_are_removed(data_dir: Path, clock: ManualClock) -> None:
+async def test_partly_written_bodies_are_removed(data_dir: Path, clock: ManualClock) -> None:
     async with _open(data_dir, clock) as engine:
         await engine.blobs.put("jobs/1/a/b", [b"whole"])
         (data_dir / "temp" / "1-1").write_bytes(b"ha")
@@ -140,7 +145,9 @@ async def test_half_written_bodies_are_removed(data_dir: Path, clock: ManualCloc
     assert list((data_dir.with_name("image") / "temp").iterdir()) == []
 
 
-async def test_a_queue_that_was_being_closed_is_swept(data_dir: Path, clock: ManualClock) -> None:
+async def test_the_removal_of_a_queue_is_finished_after_a_crash(
+    data_dir: Path, clock: ManualClock
+) -> None:
     async with _open(data_dir, clock) as engine:
         for run_id in (RUN, OTHER_RUN):
             await engine.queue.open_run(run_id)
@@ -160,7 +167,7 @@ async def test_a_queue_that_was_being_closed_is_swept(data_dir: Path, clock: Man
     assert left == (1,)
 
 
-async def test_exports_in_the_making_are_due_at_once_and_those_that_are_over_are_not(
+async def test_exports_in_progress_are_due_at_once_and_finished_ones_are_not(
     data_dir: Path, clock: ManualClock
 ) -> None:
     in_hand = an_export(1, due_at=T0 + 60)
@@ -174,7 +181,7 @@ async def test_exports_in_the_making_are_due_at_once_and_those_that_are_over_are
     assert [export.export_id for export in due] == [in_hand.export_id]
 
 
-async def test_scrubs_in_hand_are_due_at_once_and_those_for_later_are_not(
+async def test_deletions_in_progress_are_due_at_once_and_later_ones_are_not(
     data_dir: Path, clock: ManualClock
 ) -> None:
     in_hand = a_deletion_intent(1, due_at=T0 + limits.DELETION_CLAIM_S)
@@ -189,7 +196,7 @@ async def test_scrubs_in_hand_are_due_at_once_and_those_for_later_are_not(
 
 
 @pytest.mark.parametrize("sql", [recovery._LAPSE_CLAIMS, recovery._SHOW_MESSAGES])
-def test_recovery_goes_through_what_is_in_hand_and_never_through_all_tasks(sql: str) -> None:
+def test_recovery_scans_only_the_queues_and_never_all_tasks(sql: str) -> None:
     connection = sqlite3.connect(":memory:", isolation_level=None)
     migrate(connection)
 
@@ -200,14 +207,16 @@ def test_recovery_goes_through_what_is_in_hand_and_never_through_all_tasks(sql: 
     assert scanned == ["queues"]
 
 
-async def test_who_closes_a_queue_clears_what_others_were_kept_from_clearing(
+async def test_closing_a_queue_finishes_an_earlier_close_that_failed(
     data_dir: Path, clock: ManualClock
 ) -> None:
     async with _open(data_dir, clock) as engine:
         await engine.queue.open_run(RUN)
         await engine.queue.send([a_ref(index) for index in range(3)])
         with sqlite3.connect(data_dir / "conveyor.db") as db:
-            db.execute("UPDATE queues SET run_id = NULL")  # As far as a close came that failed.
+            db.execute(
+                "UPDATE queues SET run_id = NULL"
+            )  # This is the state after a close that failed.
 
         await engine.queue.close_run(RUN)
 

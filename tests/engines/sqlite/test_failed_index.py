@@ -1,4 +1,4 @@
-"""Failed tasks have an index of their own: a page of them reads no others."""
+"""Failed tasks have an index, so a page of them reads no other tasks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INDEX = "tasks_with_problem"
         (None, False),
     ],
 )
-def test_only_a_page_of_failed_tasks_is_read_from_their_index(
+def test_only_a_page_of_failed_tasks_uses_their_index(
     statuses: frozenset[TaskStatus] | None, is_used: bool
 ) -> None:
     said: list[str] = []

@@ -1,4 +1,4 @@
-"""A database that is damaged: told once, and never taken for one that is only away."""
+"""A damaged database is logged once and distinguished from one that is temporarily unavailable."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _error(code: int) -> sqlite3.Error:
     return error
 
 
-async def test_damage_found_while_serving_is_told_and_makes_the_engine_unsound(
+async def test_damage_found_by_a_read_is_logged_and_makes_the_engine_unsound(
     data_dir: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with open_engine(data_dir, clock=clock, random=Random(1), owner="test") as engine:
@@ -46,7 +46,7 @@ async def test_damage_found_while_serving_is_told_and_makes_the_engine_unsound(
         assert vars(errors[0])["path"] == str(path)
 
 
-def test_damage_is_not_over_with_a_commit_but_an_io_error_is(tmp_path: Path) -> None:
+def test_a_successful_commit_clears_an_io_error_but_not_damage(tmp_path: Path) -> None:
     damaged, failing = Health(tmp_path), Health(tmp_path)
 
     damaged.note(_error(sqlite3.SQLITE_CORRUPT))
@@ -60,7 +60,7 @@ def test_damage_is_not_over_with_a_commit_but_an_io_error_is(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("code", [sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL])
-def test_what_passes_by_itself_is_no_damage(tmp_path: Path, code: int) -> None:
+def test_a_temporary_error_is_not_damage(tmp_path: Path, code: int) -> None:
     health = Health(tmp_path)
 
     health.note(_error(code))

@@ -1,4 +1,4 @@
-"""An older database learns how many of its tasks are between two tries."""
+"""A migration that adds the counters of retrying tasks and of body bytes to an older database."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INSIGHT = 7
 STATS, TASKS = TABLES[StatsKey], TABLES[TaskKey]
 
 
-def test_tasks_between_two_tries_are_counted_when_the_counter_comes() -> None:
+def test_the_migration_counts_retrying_tasks() -> None:
     connection = sqlite3.connect(":memory:", isolation_level=None)
     for number, script in load_scripts().items():
         if number < INSIGHT:
@@ -41,13 +41,13 @@ def test_tasks_between_two_tries_are_counted_when_the_counter_comes() -> None:
 
     rows = connection.execute("SELECT run_id, shard, retrying FROM stats ORDER BY 1, 2").fetchall()
     assert [count for _, _, count in rows] == [1, 2, 0, 1]
-    # What bodies take up is counted from the rows that stored them, when that counter comes.
+    # The bytes of bodies are counted from the rows that stored them.
     sizes = connection.execute("SELECT stored_bytes FROM stats ORDER BY run_id, shard").fetchall()
     assert sizes == [(1,), (0,), (0,), (0,)]
 
 
 def _insert(connection: sqlite3.Connection, table: Table, row: Row, newer: set[str]) -> None:
-    """Inserts a row as it was before these columns came."""
+    """Inserts a row without these newer columns."""
     values = dict(zip(table.columns, table.to_row(row), strict=True))
     names = [name for name in table.columns if name not in newer]
     columns, marks = ", ".join(f'"{name}"' for name in names), ", ".join("?" * len(names))

@@ -1,4 +1,4 @@
-"""Opening a data directory: the owner's lock, the schema's version, and what it looks like."""
+"""Opening a data directory: the lock of its owner, the schema version, and file modes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from conveyor.engines.sqlite.errors import DataDirUnusable
 from tests.builders import ManualClock, a_job, keep, key_of
 
 
-async def test_a_second_owner_is_refused_and_told_who_the_first_is(
+async def test_a_second_owner_is_refused_with_the_name_of_the_first(
     data_dir: Path, clock: ManualClock
 ) -> None:
     async with open_engine(data_dir, clock=clock, random=Random(1), owner="dev"):
@@ -27,7 +27,7 @@ async def test_a_second_owner_is_refused_and_told_who_the_first_is(
         assert refused.value.pid == os.getpid()
 
 
-async def test_a_directory_whose_owner_is_gone_can_be_owned_again(
+async def test_a_directory_whose_owner_has_ended_can_be_owned_again(
     data_dir: Path, clock: ManualClock
 ) -> None:
     async with open_engine(data_dir, clock=clock, random=Random(1), owner="dev") as engine:
@@ -37,14 +37,12 @@ async def test_a_directory_whose_owner_is_gone_can_be_owned_again(
         assert await engine.store.read(key_of(a_job())) == a_job()
 
 
-async def test_only_the_user_can_look_into_the_directory(
-    data_dir: Path, clock: ManualClock
-) -> None:
+async def test_only_the_user_can_read_the_directory(data_dir: Path, clock: ManualClock) -> None:
     async with open_engine(data_dir, clock=clock, random=Random(1), owner="dev"):
         assert stat.S_IMODE(data_dir.stat().st_mode) == 0o700
 
 
-async def test_the_version_is_recorded(data_dir: Path, clock: ManualClock) -> None:
+async def test_the_schema_version_is_recorded(data_dir: Path, clock: ManualClock) -> None:
     async with open_engine(data_dir, clock=clock, random=Random(1), owner="dev"):
         pass
 
@@ -71,7 +69,7 @@ def test_migrating_again_changes_nothing() -> None:
     assert version_of(connection) == max(load_scripts())
 
 
-async def test_nobody_can_join_before_the_owner_has_been_there(
+async def test_no_process_can_join_before_an_owner_has_created_the_database(
     data_dir: Path, clock: ManualClock
 ) -> None:
     with pytest.raises(WrongSchema, match="start its owner first"):
@@ -79,7 +77,7 @@ async def test_nobody_can_join_before_the_owner_has_been_there(
             pass
 
 
-async def test_a_database_that_is_not_one_is_unavailable_and_left_alone(
+async def test_a_file_that_is_no_database_raises_unavailable_and_is_not_changed(
     data_dir: Path, clock: ManualClock
 ) -> None:
     data_dir.mkdir()

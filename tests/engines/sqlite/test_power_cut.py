@@ -1,4 +1,4 @@
-"""What a call answered is there after a power cut, whichever way the body was stored."""
+"""Data of an answered call survives a power cut, whichever way the body was stored."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.builders import ManualClock
 from tests.engines.sqlite.power import Disk
 
 BODY = b"body " * 1000
-LARGE = b"large " * 250_000  # More than goes into a pack.
+LARGE = b"large " * 250_000  # This is too large for a pack.
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize("store", WAYS)
-async def test_a_body_that_was_stored_survives_a_power_cut(
+async def test_a_stored_body_survives_a_power_cut(
     engine: EmbeddedEngine,
     disk: Disk,
     tmp_path: Path,
@@ -118,7 +118,7 @@ async def test_a_body_that_was_stored_survives_a_power_cut(
     assert body in (BODY, LARGE, b"")
 
 
-async def test_each_of_many_that_were_stored_together_survives(
+async def test_each_of_many_concurrently_stored_bodies_survives(
     engine: EmbeddedEngine, disk: Disk, tmp_path: Path, clock: ManualClock
 ) -> None:
     bodies = {f"jobs/j{number % 3}/x/{number}/1": b"%d" % number for number in range(40)}
@@ -144,7 +144,7 @@ async def test_each_of_many_that_were_stored_together_survives(
             assert b"".join([piece async for piece in after.blobs.open(key)]) == body
 
 
-async def test_a_body_survives_in_a_directory_that_was_deleted_and_made_again(
+async def test_a_body_survives_in_a_directory_that_was_deleted_and_created_again(
     engine: EmbeddedEngine, disk: Disk, tmp_path: Path, clock: ManualClock
 ) -> None:
     await engine.blobs.put("jobs/j/x/1", [b"before"])
@@ -177,8 +177,8 @@ def test_the_secret_and_its_check_survive_a_power_cut(
     ).read_bytes()
 
 
-async def test_what_is_committed_is_synced_by_sqlite(tmp_path: Path) -> None:
-    """FULL: the log is synced by every commit, and the file by every checkpoint."""
+async def test_sqlite_syncs_what_is_committed(tmp_path: Path) -> None:
+    """FULL means that every commit syncs the log and every checkpoint the file."""
 
     def settings(connection: sqlite3.Connection) -> list[object]:
         pragmas = ("journal_mode", "synchronous")
@@ -191,7 +191,7 @@ async def test_what_is_committed_is_synced_by_sqlite(tmp_path: Path) -> None:
         assert await database.write(settings) == ["wal", 2]
 
 
-def test_the_model_loses_what_was_not_synced(disk: Disk, data_dir: Path, tmp_path: Path) -> None:
+def test_the_model_loses_unsynced_data(disk: Disk, data_dir: Path, tmp_path: Path) -> None:
     (data_dir / "kept").write_bytes(b"kept")
     disk.sync_all()
     (data_dir / "kept").write_bytes(b"changed")

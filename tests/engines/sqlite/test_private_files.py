@@ -1,4 +1,4 @@
-"""The owner alone can look into a data directory, whatever modes were there before."""
+"""Only its user can read a data directory, whatever modes it had before."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def _open_to_others(data_dir: Path) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _generous_umask() -> object:
-    """As of a service manager that sets none."""
+    """The umask of a service manager that sets none."""
     before = os.umask(0)
     yield
     os.umask(before)
 
 
-async def test_everything_in_a_directory_that_others_could_read_is_private(
+async def test_a_directory_that_others_could_read_becomes_private(
     data_dir: Path, clock: ManualClock
 ) -> None:
     data_dir.mkdir(mode=0o755)
@@ -39,7 +39,7 @@ async def test_everything_in_a_directory_that_others_could_read_is_private(
         assert _open_to_others(data_dir) == []
 
 
-async def test_files_that_an_earlier_release_left_open_are_closed(
+async def test_readable_files_of_an_earlier_release_become_private(
     data_dir: Path, clock: ManualClock
 ) -> None:
     async with open_engine(data_dir, clock=clock, random=Random(1), owner="test"):
@@ -52,7 +52,7 @@ async def test_files_that_an_earlier_release_left_open_are_closed(
         assert _open_to_others(data_dir) == []
 
 
-async def test_the_root_of_a_volume_is_private_whatever_its_mode(
+async def test_the_root_of_a_volume_becomes_private_whatever_its_mode(
     data_dir: Path, clock: ManualClock
 ) -> None:
     data_dir.mkdir()
@@ -62,7 +62,7 @@ async def test_the_root_of_a_volume_is_private_whatever_its_mode(
         assert _open_to_others(data_dir) == []
 
 
-async def test_a_directory_that_all_users_share_keeps_its_mode(
+async def test_a_directory_shared_by_all_users_keeps_its_mode(
     data_dir: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data_dir.mkdir()

@@ -1,4 +1,4 @@
-"""Several processes on one data directory: an owner, and others that join it."""
+"""Several processes with one data directory: an owner, and others that join it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.builders import RUN, ManualClock, a_ref, a_stats, a_task, keep, key_o
 
 TASKS = 40
 
-# Takes tasks off the queue until there are none, and counts each one once.
+# Receives tasks until there are none, and counts each one once.
 WORKER = """
 import sys, trio
 from pathlib import Path
@@ -39,7 +39,7 @@ trio.run(main)
 """
 
 
-async def test_a_joined_engine_sees_what_the_owner_writes_and_the_other_way_round(
+async def test_a_joined_engine_and_the_owner_see_each_others_writes(
     data_dir: Path, clock: ManualClock
 ) -> None:
     async with (
@@ -54,7 +54,7 @@ async def test_a_joined_engine_sees_what_the_owner_writes_and_the_other_way_roun
 
 
 @pytest.mark.slow
-async def test_processes_share_a_queue_and_lose_or_double_nothing(
+async def test_processes_that_share_a_queue_neither_lose_nor_repeat_a_task(
     data_dir: Path, clock: ManualClock
 ) -> None:
     async with open_engine(data_dir, clock=clock, random=Random(1), owner="dev") as owner:

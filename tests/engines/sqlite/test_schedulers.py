@@ -1,4 +1,4 @@
-"""Schedulers in several processes on one data directory: a nominal time is fired once."""
+"""Schedulers in several processes with one data directory: a nominal time fires once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.usecases.world import a_world, some_drafts
 JOBS = 30
 PROCESSES = 3
 
-# Fires everything that is due in every job, and tells how many runs it made.
+# Fires everything that is due in every job, and prints how many runs it started.
 SCHEDULER = """
 import sys, trio
 from pathlib import Path
@@ -57,7 +57,7 @@ async def fire_all(data_dir: Path) -> int:
 
 
 @pytest.mark.slow
-async def test_processes_that_fire_at_the_same_time_make_one_run_of_each_nominal_time(
+async def test_concurrent_schedulers_start_one_run_for_each_nominal_time(
     data_dir: Path, clock: ManualClock
 ) -> None:
     counts: list[int] = []

@@ -1,4 +1,5 @@
-"""Group commit: who waits together commits together, and nobody pays for another's mistake."""
+"""Group commit: waiting writes are committed together, and an error of one does not affect the
+others."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ def _numbers(connection: sqlite3.Connection) -> list[int]:
     return [number for (number,) in connection.execute("SELECT number FROM numbers ORDER BY 1")]
 
 
-async def test_those_who_wait_together_share_a_commit(
+async def test_writes_that_wait_at_the_same_time_share_a_commit(
     writer: TransactionCommitter, connection: sqlite3.Connection
 ) -> None:
     async with trio.open_nursery() as nursery:
@@ -61,7 +62,7 @@ async def test_those_who_wait_together_share_a_commit(
     assert _numbers(connection) == [*range(50)]
 
 
-async def test_a_write_answers_its_own_result(writer: TransactionCommitter) -> None:
+async def test_each_write_returns_its_own_result(writer: TransactionCommitter) -> None:
     answers = {}
 
     async def write(number: int) -> None:
@@ -74,7 +75,7 @@ async def test_a_write_answers_its_own_result(writer: TransactionCommitter) -> N
     assert answers == {number: number for number in range(10)}
 
 
-async def test_only_the_culprit_of_a_group_fails(
+async def test_only_the_failing_write_of_a_group_fails(
     writer: TransactionCommitter, connection: sqlite3.Connection
 ) -> None:
     failed = []
@@ -93,7 +94,7 @@ async def test_only_the_culprit_of_a_group_fails(
     assert _numbers(connection) == [1, 2, 3]
 
 
-async def test_the_writer_goes_on_after_a_mistake(
+async def test_the_committer_continues_after_a_write_that_failed(
     writer: TransactionCommitter, connection: sqlite3.Connection
 ) -> None:
     def mistake(connection: sqlite3.Connection) -> None:
@@ -107,7 +108,7 @@ async def test_the_writer_goes_on_after_a_mistake(
     assert _numbers(connection) == [2]
 
 
-async def test_only_the_culprit_fails_when_the_commit_itself_does(
+async def test_only_the_culprit_fails_when_the_commit_fails(
     writer: TransactionCommitter, connection: sqlite3.Connection
 ) -> None:
     connection.execute("PRAGMA foreign_keys = ON")
@@ -128,7 +129,7 @@ async def test_only_the_culprit_fails_when_the_commit_itself_does(
     assert connection.execute("SELECT count(*) FROM pairs").fetchone() == (0,)
 
 
-async def test_a_cancelled_waiter_leaves_promptly_and_spares_the_others(
+async def test_a_cancelled_write_returns_promptly_and_does_not_affect_the_others(
     writer: TransactionCommitter, connection: sqlite3.Connection
 ) -> None:
     async with trio.open_nursery() as nursery:
@@ -141,7 +142,7 @@ async def test_a_cancelled_waiter_leaves_promptly_and_spares_the_others(
     assert 1 in _numbers(connection)
 
 
-async def test_a_group_waits_for_another_process_without_holding_up_the_others(
+async def test_a_group_waits_for_the_lock_of_another_process_without_blocking_it(
     writer: TransactionCommitter, connection: sqlite3.Connection, tmp_path: Path
 ) -> None:
     other = sqlite3.connect(tmp_path / "test.db", isolation_level=None)
@@ -157,7 +158,7 @@ async def test_a_group_waits_for_another_process_without_holding_up_the_others(
     other.close()
 
 
-async def test_a_full_disk_is_storage_full(
+async def test_a_full_disk_raises_storage_full(
     writer: TransactionCommitter, connection: sqlite3.Connection
 ) -> None:
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
@@ -184,7 +185,7 @@ async def test_a_full_disk_is_storage_full(
         sqlite3.SQLITE_BUSY_SNAPSHOT,
     ],
 )
-def test_what_the_world_does_is_unavailable(code: int) -> None:
+def test_an_operational_error_raises_unavailable(code: int) -> None:
     error = sqlite3.OperationalError("x")
     error.sqlite_errorcode = code
 
@@ -195,21 +196,21 @@ def test_what_the_world_does_is_unavailable(code: int) -> None:
     assert refused.value.__cause__ is error
 
 
-def test_our_own_mistakes_come_out_as_they_are() -> None:
+def test_a_programming_error_is_raised_unchanged() -> None:
     error = sqlite3.ProgrammingError("x")
 
     with pytest.raises(sqlite3.ProgrammingError):
         raise_translated(error)
 
 
-def test_no_room_for_a_file_is_storage_full() -> None:
+def test_a_file_that_cannot_be_created_for_lack_of_space_raises_storage_full() -> None:
     with pytest.raises(StorageFull):
         raise_translated_os(OSError(28, "No space left on device"))
     with pytest.raises(Unavailable):
         raise_translated_os(OSError(5, "Input/output error"))
 
 
-async def test_what_follows_an_apply_is_in_the_same_transaction(
+async def test_a_write_after_an_early_write_is_in_the_same_transaction(
     writer: TransactionCommitter, connection: sqlite3.Connection
 ) -> None:
     answer = await writer.write_early(_adding(1))
@@ -221,7 +222,7 @@ async def test_what_follows_an_apply_is_in_the_same_transaction(
     assert _numbers(connection) == [1, 2]
 
 
-async def test_an_apply_that_nothing_follows_is_committed(
+async def test_an_early_write_without_a_later_one_is_committed(
     writer: TransactionCommitter, connection: sqlite3.Connection
 ) -> None:
     await writer.write_early(_adding(1))
@@ -231,7 +232,7 @@ async def test_an_apply_that_nothing_follows_is_committed(
     assert _numbers(connection) == [1]
 
 
-async def test_an_apply_is_lost_with_its_transaction_and_spares_the_others(
+async def test_a_failed_write_rolls_back_the_early_writes_of_its_transaction_only(
     writer: TransactionCommitter, connection: sqlite3.Connection
 ) -> None:
     await writer.write(_adding(1))
@@ -245,14 +246,14 @@ async def test_an_apply_is_lost_with_its_transaction_and_spares_the_others(
     assert _numbers(connection) == [1, 3]
 
 
-async def test_an_apply_that_fails_says_so(writer: TransactionCommitter) -> None:
+async def test_an_early_write_that_fails_raises_its_error(writer: TransactionCommitter) -> None:
     await writer.write(_adding(1))
 
     with pytest.raises(sqlite3.IntegrityError):
         await writer.write_early(_adding(1))
 
 
-async def test_who_waits_for_company_goes_with_the_next_transaction(
+async def test_a_batched_write_is_committed_with_the_next_write(
     writer: TransactionCommitter, connection: sqlite3.Connection
 ) -> None:
     async with trio.open_nursery() as nursery:
@@ -264,7 +265,7 @@ async def test_who_waits_for_company_goes_with_the_next_transaction(
     assert _numbers(connection) == [1, 2]
 
 
-async def test_who_finds_no_company_is_written_all_the_same(
+async def test_a_batched_write_is_committed_although_no_other_follows(
     writer: TransactionCommitter, connection: sqlite3.Connection
 ) -> None:
     await writer.write_batched(_adding(1))
@@ -273,7 +274,7 @@ async def test_who_finds_no_company_is_written_all_the_same(
 
 
 class HeldCommits(ThreadExecutor):
-    """Commits begin and then wait until the test lets them go on."""
+    """An executor whose commits wait until the test lets them continue."""
 
     def __init__(self) -> None:
         self.begun = trio.Event()
@@ -290,7 +291,7 @@ class HeldCommits(ThreadExecutor):
 
 
 @pytest.mark.parametrize("way", ["write", "write_batched", "write_early"])
-async def test_what_arrives_during_a_commit_is_committed_though_nothing_follows(
+async def test_a_write_during_a_commit_is_committed_although_no_other_follows(
     connection: sqlite3.Connection, tmp_path: Path, way: str
 ) -> None:
     executor = HeldCommits()
@@ -304,7 +305,7 @@ async def test_what_arrives_during_a_commit_is_committed_though_nothing_follows(
             nursery.start_soon(getattr(writer, way), _adding(2))
             await trio.testing.wait_all_tasks_blocked()
             executor.go_on.set()
-        # An apply answers before its commit.
+        # An early write returns before its commit.
         while _numbers(other) != [1, 2]:
             await trio.sleep(0.001)
 
@@ -312,7 +313,9 @@ async def test_what_arrives_during_a_commit_is_committed_though_nothing_follows(
     other.close()
 
 
-async def test_a_process_without_threads_tells_its_writers(connection: sqlite3.Connection) -> None:
+async def test_writes_raise_unavailable_if_no_thread_can_be_started(
+    connection: sqlite3.Connection,
+) -> None:
     class NoThreads(ThreadExecutor):
         is_out = True
 

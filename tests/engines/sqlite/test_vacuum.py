@@ -1,4 +1,4 @@
-"""The database file gives room back: in steps, or at once where an earlier release made it."""
+"""The database file shrinks: in steps, or at once if an earlier release created it."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ async def test_the_file_shrinks_after_rows_were_removed(data_dir: Path, clock: M
         assert _size_bytes(data_dir) < 2_000_000
 
 
-async def test_the_log_of_a_database_that_rests_is_cut_off(
-    data_dir: Path, clock: ManualClock
-) -> None:
+async def test_the_log_of_an_idle_database_is_truncated(data_dir: Path, clock: ManualClock) -> None:
     async with open_engine(data_dir, clock=clock, random=Random(1), owner="test") as engine:
         tasks = [a_task(n, metadata={"text": "x" * 40_000}) for n in range(30)]
         await keep(engine.store, a_job(), a_run(), *tasks)
@@ -59,7 +57,7 @@ async def test_the_page_caches_are_emptied_once_a_minute(
         assert held_bytes - _held_by_sqlite() > 6_000_000
 
 
-def test_a_file_of_an_earlier_release_is_rewritten_where_a_quarter_is_free(tmp_path: Path) -> None:
+def test_a_file_of_an_earlier_release_is_rewritten_if_a_quarter_is_free(tmp_path: Path) -> None:
     connection = _older_file(tmp_path, removed_share=0.5)
     pages_before = connection.execute("PRAGMA page_count").fetchone()[0]
 
@@ -70,7 +68,7 @@ def test_a_file_of_an_earlier_release_is_rewritten_where_a_quarter_is_free(tmp_p
     connection.close()
 
 
-def test_a_file_of_an_earlier_release_that_is_in_use_is_left_alone(tmp_path: Path) -> None:
+def test_a_file_of_an_earlier_release_that_is_in_use_is_not_rewritten(tmp_path: Path) -> None:
     connection = _older_file(tmp_path, removed_share=0.1)
 
     rewrite_once(connection, Space(tmp_path, ThreadExecutor()))

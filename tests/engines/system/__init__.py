@@ -1,1 +1,1 @@
-"""The clocks and the vault."""
+"""Tests of the clocks and the secret box."""

@@ -1,4 +1,4 @@
-"""The vault: what it promises to those who seal and sign, and how its secret is kept."""
+"""AesSecretBox: encryption, signatures, and how its secret is stored."""
 
 from __future__ import annotations
 
@@ -14,69 +14,69 @@ from hypothesis import strategies as st
 from conveyor.engines.system import AesSecretBox, load_or_create_secret
 from conveyor.ports.secret_box import CannotUnseal, SecretBox
 
-VAULT: SecretBox = AesSecretBox(b"k" * 32)
-OTHER_VAULT: SecretBox = AesSecretBox(b"l" * 32)
+BOX: SecretBox = AesSecretBox(b"k" * 32)
+OTHER_BOX: SecretBox = AesSecretBox(b"l" * 32)
 
 
 @given(secret=st.binary(max_size=200), place=st.text(max_size=40))
-def test_what_was_sealed_for_a_place_opens_for_that_place(secret: bytes, place: str) -> None:
-    sealed = VAULT.seal(secret, place=place)
+def test_a_sealed_text_can_be_opened_for_its_place(secret: bytes, place: str) -> None:
+    sealed = BOX.seal(secret, place=place)
 
-    assert VAULT.unseal(sealed, place=place) == secret
-
-
-def test_what_was_sealed_for_a_place_opens_for_no_other() -> None:
-    sealed = VAULT.seal(b"secret", place="job/1/auth")
-
-    with pytest.raises(CannotUnseal):
-        VAULT.unseal(sealed, place="job/2/auth")
+    assert BOX.unseal(sealed, place=place) == secret
 
 
-def test_what_one_vault_sealed_another_cannot_open() -> None:
-    sealed = VAULT.seal(b"secret", place="here")
+def test_a_sealed_text_cannot_be_opened_for_another_place() -> None:
+    sealed = BOX.seal(b"secret", place="job/1/auth")
 
     with pytest.raises(CannotUnseal):
-        OTHER_VAULT.unseal(sealed, place="here")
+        BOX.unseal(sealed, place="job/2/auth")
+
+
+def test_a_sealed_text_cannot_be_opened_with_another_secret() -> None:
+    sealed = BOX.seal(b"secret", place="here")
+
+    with pytest.raises(CannotUnseal):
+        OTHER_BOX.unseal(sealed, place="here")
 
 
 @given(data=st.data())
-def test_a_sealed_text_with_any_one_character_changed_does_not_open(data: st.DataObject) -> None:
-    sealed = VAULT.seal(b"secret", place="here")
+def test_a_sealed_text_with_any_changed_character_cannot_be_opened(data: st.DataObject) -> None:
+    sealed = BOX.seal(b"secret", place="here")
     index = data.draw(st.integers(0, len(sealed) - 1))
     letter = data.draw(
         st.sampled_from(string.printable).filter(lambda character: character != sealed[index])
     )
 
     with pytest.raises(CannotUnseal):
-        VAULT.unseal(sealed[:index] + letter + sealed[index + 1 :], place="here")
+        BOX.unseal(sealed[:index] + letter + sealed[index + 1 :], place="here")
 
 
 @given(text=st.text(max_size=80))
-def test_a_text_that_nobody_sealed_does_not_open(text: str) -> None:
+def test_text_that_was_not_sealed_cannot_be_opened(text: str) -> None:
     for candidate in (text, f"v1.{text}"):
         with pytest.raises(CannotUnseal):
-            VAULT.unseal(candidate, place="here")
+            BOX.unseal(candidate, place="here")
 
 
 @pytest.mark.parametrize("extra", ["=", "\n", " ", "A", "v1."])
-def test_a_sealed_text_has_one_spelling(extra: str) -> None:
-    sealed = VAULT.seal(b"secrets", place="here")
+def test_a_sealed_text_has_one_valid_spelling(extra: str) -> None:
+    sealed = BOX.seal(b"secrets", place="here")
 
     for candidate in (sealed + extra, extra + sealed, sealed.replace("v1.", f"v1.{extra}")):
         with pytest.raises(CannotUnseal):
-            VAULT.unseal(candidate, place="here")
+            BOX.unseal(candidate, place="here")
 
 
-def test_a_cut_off_sealed_text_does_not_open() -> None:
-    sealed = VAULT.seal(b"secret", place="here")
+def test_a_truncated_sealed_text_cannot_be_opened() -> None:
+    sealed = BOX.seal(b"secret", place="here")
 
     for length in range(len(sealed)):
         with pytest.raises(CannotUnseal):
-            VAULT.unseal(sealed[:length], place="here")
+            BOX.unseal(sealed[:length], place="here")
 
 
 def test_sealing_the_same_secret_twice_gives_different_texts_of_the_same_length() -> None:
-    first, second = (VAULT.seal(b"secret", place="here") for _ in range(2))
+    first, second = (BOX.seal(b"secret", place="here") for _ in range(2))
 
     assert first != second
     assert len(first) == len(second)
@@ -84,29 +84,29 @@ def test_sealing_the_same_secret_twice_gives_different_texts_of_the_same_length(
     assert "secret" not in first
 
 
-def test_the_nonce_comes_from_the_callable_that_was_given() -> None:
+def test_the_nonce_comes_from_the_given_callable() -> None:
     fixed = AesSecretBox(b"k" * 32, nonce=bytes)
 
     assert fixed.seal(b"secret", place="here") == fixed.seal(b"secret", place="here")
 
 
-def test_a_signature_is_the_same_for_the_same_text_and_purpose_and_for_nothing_else() -> None:
-    signature = VAULT.sign("text", purpose="cursor")
+def test_a_signature_depends_on_text_and_purpose_only() -> None:
+    signature = BOX.sign("text", purpose="cursor")
 
-    assert VAULT.sign("text", purpose="cursor") == signature
+    assert BOX.sign("text", purpose="cursor") == signature
     others = [
-        VAULT.sign("text ", purpose="cursor"),
-        VAULT.sign("text", purpose="result"),
-        VAULT.sign("rtext", purpose="curso"),
-        VAULT.sign("cursor", purpose="text"),
-        OTHER_VAULT.sign("text", purpose="cursor"),
+        BOX.sign("text ", purpose="cursor"),
+        BOX.sign("text", purpose="result"),
+        BOX.sign("rtext", purpose="curso"),
+        BOX.sign("cursor", purpose="text"),
+        OTHER_BOX.sign("text", purpose="cursor"),
     ]
     assert len({signature, *others}) == 6
 
 
 @given(text=st.text(max_size=40), purpose=st.text(max_size=20))
 def test_a_signature_is_short_and_url_safe_and_hard_to_guess(text: str, purpose: str) -> None:
-    signature = VAULT.sign(text, purpose=purpose)
+    signature = BOX.sign(text, purpose=purpose)
 
     assert len(signature) == 24
     assert set(signature) <= set(string.ascii_letters + string.digits + "-_")
@@ -117,7 +117,7 @@ def test_a_short_secret_is_refused() -> None:
         AesSecretBox(b"k" * 31)
 
 
-def test_the_first_to_ask_makes_the_secret_and_the_next_gets_the_same(tmp_path: Path) -> None:
+def test_the_first_start_creates_the_secret_and_later_ones_read_it(tmp_path: Path) -> None:
     path = tmp_path / "new" / "secret"
 
     first, second = load_or_create_secret(path), load_or_create_secret(path)
@@ -135,7 +135,7 @@ def test_only_the_owner_may_read_the_secret(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_all_who_ask_for_a_new_secret_at_once_get_the_same(tmp_path: Path) -> None:
+def test_concurrent_first_starts_get_the_same_secret(tmp_path: Path) -> None:
     path = tmp_path / "secret"
 
     with ThreadPoolExecutor(16) as pool:
@@ -150,7 +150,9 @@ def test_two_files_hold_different_secrets(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "abcd\n", "not hex at all"])
-def test_a_file_that_holds_no_secret_is_refused_and_left_alone(tmp_path: Path, text: str) -> None:
+def test_a_file_without_a_valid_secret_is_refused_and_not_changed(
+    tmp_path: Path, text: str
+) -> None:
     path = tmp_path / "secret"
     path.write_text(text)
 

@@ -11,7 +11,7 @@ from conveyor.engines.system import SystemClock, VirtualClock
 from conveyor.ports.clock import Clock
 
 
-def test_the_system_clock_tells_epoch_seconds() -> None:
+def test_the_system_clock_returns_epoch_seconds() -> None:
     clock: Clock = SystemClock()
 
     before, now, after = time.time(), clock.now(), time.time()
@@ -19,7 +19,7 @@ def test_the_system_clock_tells_epoch_seconds() -> None:
     assert before <= now <= after
 
 
-async def test_the_virtual_clock_moves_with_trios(autojump_clock: MockClock) -> None:
+async def test_the_virtual_clock_follows_trios_clock(autojump_clock: MockClock) -> None:
     clock: Clock = VirtualClock(epoch_s=1_700_000_000.0)
     start = clock.now()
 

@@ -1,4 +1,4 @@
-"""A start with another secret than the data was sealed with is refused."""
+"""A start with a secret other than the one that encrypted the data is refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from conveyor.ports.secret_box import WrongSecret, make_check, opens_check
 OURS, OTHER = AesSecretBox(b"a" * 32), AesSecretBox(b"b" * 32)
 
 
-def test_the_same_secret_is_let_in_again(tmp_path: Path) -> None:
+def test_the_same_secret_is_accepted_again(tmp_path: Path) -> None:
     check_secret(tmp_path, OURS)
 
     check_secret(tmp_path, AesSecretBox(b"a" * 32))
@@ -22,7 +22,7 @@ def test_the_same_secret_is_let_in_again(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "secret.check").stat().st_mode) == 0o600
 
 
-def test_another_secret_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+def test_another_secret_is_refused_and_nothing_is_changed(tmp_path: Path) -> None:
     check_secret(tmp_path, OURS)
     before = (tmp_path / "secret.check").read_bytes()
 
@@ -33,14 +33,14 @@ def test_another_secret_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     check_secret(tmp_path, OURS)
 
 
-def test_a_check_that_was_changed_is_not_taken_for_ours(tmp_path: Path) -> None:
+def test_a_changed_check_is_refused(tmp_path: Path) -> None:
     (tmp_path / "secret.check").write_bytes(b"\xff not ours")
 
     with pytest.raises(WrongSecret):
         check_secret(tmp_path, OURS)
 
 
-def test_a_check_opens_for_the_secret_that_made_it_only() -> None:
+def test_a_check_can_be_opened_with_its_own_secret_only() -> None:
     check = make_check(OURS)
 
     assert opens_check(OURS, check)
@@ -48,7 +48,7 @@ def test_a_check_opens_for_the_secret_that_made_it_only() -> None:
     assert not opens_check(OURS, OURS.seal(b"conveyor", place="elsewhere"))
 
 
-def test_a_secret_that_is_gone_is_not_made_anew(tmp_path: Path) -> None:
+def test_a_lost_secret_is_not_created_again(tmp_path: Path) -> None:
     refuse_lost_secret(tmp_path)
     check_secret(tmp_path, OURS)
 

@@ -1,4 +1,5 @@
-"""What the client adds to a transport: bounded retries, three outcomes, faults and crashes."""
+"""The AWS client around a transport: bounded retries, three kinds of outcome, and injected
+faults."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from conveyor.engines.aws.client.client import (
 from conveyor.engines.aws.errors import AwsError, NoResponse, NotAllowed, NotApplied
 from conveyor.ports.errors import BlobMissing, QueueGone, StorageFull, Unavailable
 from tests.aws import an_aws_client
-from tests.engines.aws.scripted import LOST, THROTTLED, UNSENT, Said, ScriptedTransport
+from tests.engines.aws.scripted import LOST, THROTTLED, UNSENT, ScriptedAnswer, ScriptedTransport
 
 PUT = {"TableName": "t", "Item": {"pk": {"S": "a"}}}
 GUARDED = {**PUT, "ConditionExpression": "attribute_not_exists(pk)"}
@@ -29,7 +30,7 @@ ONCE: dict[str, Any] = {"TransactItems": []}
 
 
 @pytest.mark.parametrize("failure", [THROTTLED, UNSENT], ids=["throttled", "unsent"])
-async def test_what_was_not_done_is_asked_again(
+async def test_a_call_that_was_not_executed_is_repeated(
     failure: AwsError | NoResponse, autojump_clock: MockClock
 ) -> None:
     transport = ScriptedTransport(failure, failure, {"done": True})
@@ -55,7 +56,7 @@ async def test_what_was_not_done_is_asked_again(
         ("PutObject", {"Body": iter(())}, 1),
     ],
 )
-async def test_a_lost_answer_is_asked_for_again_only_if_twice_is_once(
+async def test_a_call_with_a_lost_answer_is_repeated_only_if_it_is_idempotent(
     operation: str, params: Mapping[str, Any], attempts: int, autojump_clock: MockClock
 ) -> None:
     transport = ScriptedTransport(LOST)
@@ -70,8 +71,8 @@ async def test_a_lost_answer_is_asked_for_again_only_if_twice_is_once(
     ("lines", "is_certain"),
     [([THROTTLED], True), ([UNSENT], True), ([THROTTLED, LOST, THROTTLED], False), ([LOST], False)],
 )
-async def test_a_call_that_was_turned_away_each_time_has_certainly_done_nothing(
-    lines: list[Said], is_certain: bool, autojump_clock: MockClock
+async def test_a_call_whose_every_attempt_was_rejected_has_certainly_done_nothing(
+    lines: list[ScriptedAnswer], is_certain: bool, autojump_clock: MockClock
 ) -> None:
     with pytest.raises(Unavailable) as caught:
         await an_aws_client(ScriptedTransport(*lines)).call("dynamodb", "PutItem", PUT)
@@ -79,7 +80,7 @@ async def test_a_call_that_was_turned_away_each_time_has_certainly_done_nothing(
     assert isinstance(caught.value, NotApplied) == is_certain
 
 
-async def test_a_storm_of_failures_uses_up_the_budget_and_then_nobody_tries_again(
+async def test_repeated_failures_use_up_the_retry_budget_and_retries_stop(
     autojump_clock: MockClock,
 ) -> None:
     transport, budget = ScriptedTransport(THROTTLED), RetryBudget(left=50.0)
@@ -92,7 +93,7 @@ async def test_a_storm_of_failures_uses_up_the_budget_and_then_nobody_tries_agai
     assert len(transport.asked) == 100 + 10
 
 
-async def test_a_service_that_recovers_earns_the_budget_back(autojump_clock: MockClock) -> None:
+async def test_a_service_that_recovers_refills_the_retry_budget(autojump_clock: MockClock) -> None:
     client = RetryingAwsClient(
         transport=ScriptedTransport({}), random=Random(1), budget=RetryBudget(left=0.0)
     )
@@ -103,7 +104,7 @@ async def test_a_service_that_recovers_earns_the_budget_back(autojump_clock: Moc
     assert client.budget.left == 7.0
 
 
-async def test_a_call_ends_within_its_deadline_however_often_it_is_tried(
+async def test_a_call_ends_within_its_deadline_after_any_number_of_attempts(
     autojump_clock: MockClock,
 ) -> None:
     class Slow(ScriptedTransport):
@@ -132,7 +133,7 @@ async def test_a_call_ends_within_its_deadline_however_often_it_is_tried(
         (AwsError("ValidationException", ""), AwsError),
     ],
 )
-async def test_a_refusal_is_raised_as_what_the_ports_promise(
+async def test_an_aws_error_is_raised_as_the_error_of_the_port(
     said: AwsError, raised: type[Exception], autojump_clock: MockClock
 ) -> None:
     with pytest.raises(raised):
@@ -148,7 +149,7 @@ async def test_a_refusal_is_raised_as_what_the_ports_promise(
         ((), 1),
     ],
 )
-async def test_a_transaction_is_tried_again_when_conflicts_alone_cancelled_it(
+async def test_a_transaction_that_only_conflicts_cancelled_is_repeated(
     reasons: tuple[str, ...], attempts: int, autojump_clock: MockClock
 ) -> None:
     transport = ScriptedTransport(AwsError("TransactionCanceledException", "", reasons=reasons))
@@ -160,7 +161,7 @@ async def test_a_transaction_is_tried_again_when_conflicts_alone_cancelled_it(
 
 
 class Losing:
-    """Loses every answer after the effect."""
+    """Loses every answer after the call took effect."""
 
     async def before(self, service: str, operation: str, params: Mapping[str, Any]) -> None:
         pass
@@ -174,7 +175,7 @@ class Stalling(Losing):
         await trio.sleep(3600)
 
 
-async def test_an_injected_stall_ends_with_the_deadline(autojump_clock: MockClock) -> None:
+async def test_an_injected_stall_ends_at_the_deadline(autojump_clock: MockClock) -> None:
     transport = ScriptedTransport({})
 
     with pytest.raises(Unavailable):
@@ -186,7 +187,7 @@ async def test_an_injected_stall_ends_with_the_deadline(autojump_clock: MockCloc
     assert transport.asked == []
 
 
-async def test_an_injected_fault_can_lose_the_answer_of_what_was_done(
+async def test_an_injected_fault_can_lose_the_answer_of_an_executed_call(
     autojump_clock: MockClock,
 ) -> None:
     transport = ScriptedTransport({})
@@ -197,7 +198,7 @@ async def test_an_injected_fault_can_lose_the_answer_of_what_was_done(
     assert len(transport.asked) == 1
 
 
-async def test_a_body_that_breaks_off_while_it_streams_is_unavailable() -> None:
+async def test_an_interrupted_body_stream_raises_unavailable() -> None:
     async def breaking() -> Any:
         yield b"some"
         raise LOST
@@ -207,14 +208,14 @@ async def test_a_body_that_breaks_off_while_it_streams_is_unavailable() -> None:
             async for _ in answer["Body"]:
                 pass
 
-    body: Said = {"Body": breaking()}
+    body: ScriptedAnswer = {"Body": breaking()}
     client = an_aws_client(ScriptedTransport(body))
 
     with pytest.raises(Unavailable):
         await read_all()
 
 
-async def test_retries_wait_longer_and_longer_but_never_too_long(
+async def test_the_delay_between_retries_grows_up_to_its_maximum(
     autojump_clock: MockClock,
 ) -> None:
     class Most:

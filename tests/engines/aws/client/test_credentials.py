@@ -1,4 +1,5 @@
-"""Keys, region and endpoints are found as botocore finds them, and keys are renewed in time."""
+"""Credentials, region and endpoints are found as botocore finds them, and credentials are renewed
+in time."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from conveyor.engines.aws_signature import Credentials
 
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
-    """Nothing of the machine's own."""
+    """An environment without the AWS settings of this machine."""
     for name in ("AWS_PROFILE", "AWS_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_SQS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
@@ -50,7 +51,7 @@ async def test_keys_region_and_endpoints_come_from_the_environment(
 
 
 @pytest.mark.slow
-async def test_without_a_setting_the_endpoint_is_the_regions_own(
+async def test_without_a_setting_the_default_endpoint_of_the_region_is_used(
     environment: pytest.MonkeyPatch,
 ) -> None:
     access = await find_access(time.time, "us-west-2")
@@ -60,7 +61,7 @@ async def test_without_a_setting_the_endpoint_is_the_regions_own(
 
 
 @pytest.mark.slow
-async def test_without_any_keys_nothing_can_be_signed(environment: pytest.MonkeyPatch) -> None:
+async def test_without_credentials_nothing_can_be_signed(environment: pytest.MonkeyPatch) -> None:
     environment.delenv("AWS_ACCESS_KEY_ID")
 
     with pytest.raises(NoResponse):
@@ -68,7 +69,7 @@ async def test_without_any_keys_nothing_can_be_signed(environment: pytest.Monkey
 
 
 class Rotating:
-    """A source whose keys are new whenever it is asked."""
+    """A source that returns new credentials at every call."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -84,7 +85,7 @@ class Frozen:
 
 
 class Slow:
-    """A source that answers when it is let."""
+    """A source that answers when the test allows it."""
 
     def __init__(self) -> None:
         self.may_answer = threading.Event()
@@ -106,7 +107,7 @@ OLD = Credentials("old", "old")
 EXPIRED = Credentials("old", "old", expires_at=1.0)
 
 
-async def test_whoever_asks_at_once_without_good_keys_shares_one_renewal() -> None:
+async def test_concurrent_requests_without_valid_credentials_share_one_renewal() -> None:
     source = Rotating()
     access = ResolvedAccess(None, "us-east-1", source, EXPIRED, time.time)
     seen: list[str] = []
@@ -122,7 +123,7 @@ async def test_whoever_asks_at_once_without_good_keys_shares_one_renewal() -> No
     assert source.asked == 1
 
 
-async def test_nobody_waits_for_a_renewal_while_the_keys_are_good() -> None:
+async def test_no_request_waits_for_a_renewal_while_the_credentials_are_valid() -> None:
     source = Slow()
     access = ResolvedAccess(None, "us-east-1", source, OLD, time.time)
 
@@ -146,7 +147,9 @@ async def test_nobody_waits_for_a_renewal_while_the_keys_are_good() -> None:
         ),
     ],
 )
-async def test_keys_that_cannot_be_renewed_are_used_while_they_are_good(error: Exception) -> None:
+async def test_credentials_that_cannot_be_renewed_are_used_while_they_are_valid(
+    error: Exception,
+) -> None:
     good = ResolvedAccess(None, "us-east-1", Failing(error), OLD, time.time)
     expired = ResolvedAccess(None, "us-east-1", Failing(error), EXPIRED, time.time)
 
@@ -155,7 +158,7 @@ async def test_keys_that_cannot_be_renewed_are_used_while_they_are_good(error: E
         await expired.credentials()
 
 
-async def test_renewed_keys_are_seen_after_a_moment(mock_clock: MockClock) -> None:
+async def test_renewed_credentials_are_used_after_the_check_interval(mock_clock: MockClock) -> None:
     access = ResolvedAccess(None, "us-east-1", Rotating(), OLD, time.time)
 
     first = await access.credentials()
@@ -166,7 +169,7 @@ async def test_renewed_keys_are_seen_after_a_moment(mock_clock: MockClock) -> No
     assert (first.access_key, again.access_key, later.access_key) == ("key-1", "key-1", "key-2")
 
 
-async def test_keys_that_are_renewed_say_when_they_end() -> None:
+async def test_renewed_credentials_include_their_expiry() -> None:
     ends = datetime.now(UTC) + timedelta(hours=2)
     source = RefreshableCredentials("key", "secret", "token", ends, dict, "test")
     access = ResolvedAccess(None, "us-east-1", source, OLD, time.time)

@@ -1,4 +1,4 @@
-"""What the HTTP transport makes of answers that no emulator gives."""
+"""The HTTP transport with answers that no emulator gives."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def dated(request: bytes) -> bytes:
     return request.lower().partition(b"x-amz-date: ")[2][:8]
 
 
-async def test_a_clock_that_is_wrong_is_set_by_the_answer(autojump_clock: object) -> None:
+async def test_a_wrong_clock_is_corrected_by_the_answer(autojump_clock: object) -> None:
     async with (
         raw_server(answering(SKEWED, reply(b"{}"))) as server,
         an_http_transport(an_access(dynamodb=server.url())) as transport,
@@ -37,7 +37,7 @@ async def test_a_clock_that_is_wrong_is_set_by_the_answer(autojump_clock: object
     assert dated(server.requests[1]) == b"20010909"
 
 
-async def test_a_signature_that_is_wrong_at_the_right_time_is_not_tried_again() -> None:
+async def test_a_request_refused_for_its_signature_at_the_right_time_is_not_repeated() -> None:
     body = b'{"__type":"x#InvalidSignatureException","message":"no"}'
     async with (
         raw_server(answering(reply(body, status="400 Bad Request"))) as server,
@@ -49,7 +49,7 @@ async def test_a_signature_that_is_wrong_at_the_right_time_is_not_tried_again() 
     assert len(server.requests) == 1
 
 
-async def test_an_answer_that_fails_its_checksum_is_no_answer() -> None:
+async def test_an_answer_that_fails_its_checksum_raises_unavailable() -> None:
     damaged = reply(b"{}", headers={"x-amz-crc32": str(zlib.crc32(b"{}") ^ 1)})
     async with (
         raw_server(answering(damaged)) as server,
@@ -59,7 +59,7 @@ async def test_an_answer_that_fails_its_checksum_is_no_answer() -> None:
             await transport.call("dynamodb", "ListTables", {}, deadline_s=5.0)
 
 
-async def test_an_upload_that_failed_behind_its_200_has_an_unknown_outcome() -> None:
+async def test_an_upload_that_failed_after_a_200_has_an_unknown_outcome() -> None:
     late = b"<Error><Code>InternalError</Code><Message>sorry</Message></Error>"
     async with (
         raw_server(answering(reply(late))) as server,
@@ -90,7 +90,7 @@ async def test_a_connection_lost_after_the_request_leaves_the_outcome_unknown() 
     assert len(server.requests) == 1
 
 
-async def test_a_server_that_is_not_there_was_never_asked() -> None:
+async def test_a_request_to_an_unreachable_server_was_certainly_not_sent() -> None:
     async with raw_server(hanging_up()) as gone:
         pass
     async with an_http_transport(an_access(dynamodb=gone.url())) as transport:
@@ -100,7 +100,7 @@ async def test_a_server_that_is_not_there_was_never_asked() -> None:
     assert not caught.value.was_sent
 
 
-async def test_a_body_that_is_left_early_closes_its_connection() -> None:
+async def test_a_connection_is_closed_if_its_body_is_not_read_to_the_end() -> None:
     async with (
         raw_server(answering(reply(b"x" * 300_000))) as server,
         an_http_transport(an_access(s3=server.url())) as transport,
@@ -113,7 +113,7 @@ async def test_a_body_that_is_left_early_closes_its_connection() -> None:
         assert transport.pool.idle_count == 0
 
 
-async def test_a_body_that_is_read_to_its_end_keeps_its_connection() -> None:
+async def test_a_connection_is_kept_if_its_body_is_read_to_the_end() -> None:
     async with (
         raw_server(answering(reply(b"x" * 300_000))) as server,
         an_http_transport(an_access(s3=server.url())) as transport,
@@ -127,7 +127,7 @@ async def test_a_body_that_is_read_to_its_end_keeps_its_connection() -> None:
 
 
 @pytest.mark.parametrize("announced", [3, 7])
-async def test_a_body_of_another_length_than_announced_is_not_passed_off_as_whole(
+async def test_a_body_of_another_length_than_announced_is_an_error(
     announced: int,
 ) -> None:
     async def five() -> AsyncGenerator[bytes, None]:
@@ -157,7 +157,7 @@ async def test_a_body_of_another_length_than_announced_is_not_passed_off_as_whol
         ("http://127.0.0.1:8333", "b", "http://127.0.0.1:8333/b/k/1?"),
     ],
 )
-async def test_a_bucket_is_part_of_the_host_where_certificates_allow_it(
+async def test_a_bucket_is_part_of_the_host_name_if_certificates_allow_it(
     endpoint: str, bucket: str, url: str
 ) -> None:
     async with an_http_transport(an_access(s3=endpoint)) as transport:

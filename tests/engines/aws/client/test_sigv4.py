@@ -1,4 +1,4 @@
-"""Our signatures are botocore's, whatever is signed."""
+"""The signatures equal those of botocore."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ NOW = 1_790_000_000.0
 HOST = "bucket.example.com:8333"
 
 plain = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=20)
-# What urlsplit keeps of a URL: no control characters, and no surrogates, which have no bytes.
+# Characters that urlsplit keeps in a URL: no control characters, and no surrogates, which cannot be
+# encoded.
 texts = st.text(st.characters(min_codepoint=32, exclude_categories=("Cs", "Cc")), max_size=30)
 keys = st.builds(Credentials, plain, plain, st.none() | plain)
 queries = st.lists(st.tuples(texts.filter(bool), texts), max_size=4)
@@ -77,9 +78,7 @@ def test_an_s3_request_is_signed_as_botocore_does(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(key=texts, keys=keys)
-def test_a_body_that_is_not_signed_is_declared_so_as_botocore_does(
-    key: str, keys: Credentials
-) -> None:
+def test_an_unsigned_body_is_declared_as_botocore_does(key: str, keys: Credentials) -> None:
     path = f"/{escape_path(key)}"
     request = AWSRequest(method="PUT", url=f"https://{HOST}{path}", data=b"any")
     request.context["client_config"] = type(
@@ -122,7 +121,7 @@ def test_a_json_request_is_signed_as_botocore_does(
     expires_s=st.integers(1, 604800),
     kind=st.none() | st.sampled_from(["text/csv", "text/html; charset=utf-8"]),
 )
-def test_a_presigned_url_carries_what_botocore_puts_there(
+def test_a_presigned_url_has_the_parameters_of_botocore(
     key: str, query: dict[str, str], keys: Credentials, expires_s: int, kind: str | None
 ) -> None:
     method, headers = ("PUT", [("content-type", kind)]) if kind else ("GET", [])
@@ -148,7 +147,7 @@ def test_a_presigned_url_carries_what_botocore_puts_there(
     assert dict(parse_qsl(presigned, keep_blank_values=True)) == expected
 
 
-def test_keys_do_not_show_in_a_repr() -> None:
+def test_secret_keys_are_not_shown_by_repr() -> None:
     keys = Credentials("AKIA", "very-secret", "token")
 
     assert re.search("secret|token|AKIA", repr(Scope("s3", "us-east-1", keys))) is None

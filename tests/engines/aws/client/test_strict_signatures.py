@@ -1,4 +1,4 @@
-"""A DynamoDB that checks signatures takes ours, and nobody else's."""
+"""A DynamoDB server that verifies signatures accepts those of the client and rejects others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ALLOW_ALL = '{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Action":"*"
 
 
 async def a_user(url: str, name: str) -> Credentials:
-    """Keys of a user who may do anything: only those of users are checked."""
+    """The keys of a user with all permissions. The server verifies only the signatures of users."""
     async with open_boto_transport(an_access(iam=url)) as transport:
         iam = an_aws_client(transport)
         await iam.call("iam", "CreateUser", {"UserName": name})
@@ -26,7 +26,9 @@ async def a_user(url: str, name: str) -> Credentials:
         return Credentials(key["AccessKeyId"], key["SecretAccessKey"])
 
 
-async def test_our_signature_is_taken_where_signatures_are_checked(strict_ministack: str) -> None:
+async def test_a_signature_of_the_client_is_accepted_by_a_server_that_verifies_it(
+    strict_ministack: str,
+) -> None:
     keys = await a_user(strict_ministack, "honest")
     access = StaticAccess(REGION, keys, {"dynamodb": strict_ministack})
 

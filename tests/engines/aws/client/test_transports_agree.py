@@ -1,4 +1,4 @@
-"""Both transports do the same things to the same servers, and are told the same."""
+"""Both transports send equivalent calls to the same servers and return the same answers."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tests.servers import ACCESS_KEY
 pytestmark = pytest.mark.slow
 
 NUMBERS = itertools.count()
-# What no two calls have in common, whoever makes them.
+# Fields that differ between any two calls.
 FLEETING = frozenset(
     {"LastModified", "MessageId", "ReceiptHandle", "StorageClass", "TableName", "UploadId"}
 )
-# Only botocore repeats what was asked, and tells what nobody asks us for.
+# Fields that only botocore returns: copies of the request, and values that no caller needs.
 ECHOES = frozenset(
     {
         "AcceptRanges", "Bucket", "ContentType", "Delimiter", "EncodingType", "Key", "Location",
@@ -36,15 +36,15 @@ ECHOES = frozenset(
 )  # fmt: skip
 
 
-def plain(value: Any) -> Any:
-    """An answer without what differs from call to call."""
+def without_volatile(value: Any) -> Any:
+    """Returns an answer without the fields that differ from call to call."""
     if isinstance(value, dict):
-        return {key: plain(inner) for key, inner in value.items() if key not in FLEETING}
-    return [plain(inner) for inner in value] if isinstance(value, list) else value
+        return {key: without_volatile(inner) for key, inner in value.items() if key not in FLEETING}
+    return [without_volatile(inner) for inner in value] if isinstance(value, list) else value
 
 
-class Script:
-    """Calls in a row, and what came of each."""
+class CallRecorder:
+    """Makes calls one after the other and records their outcomes."""
 
     def __init__(self, client: AwsClient, service: str) -> None:
         self.client = client
@@ -61,7 +61,7 @@ class Script:
             self.heard.append((operation, type(error).__name__))
             return {}
         rest = {key: value for key, value in answer.items() if key not in ECHOES}
-        self.heard.append((operation, plain(rest)))
+        self.heard.append((operation, without_volatile(rest)))
         return answer
 
 
@@ -110,13 +110,13 @@ def row(number: int, **more: Any) -> dict[str, Any]:
 
 
 @over("dynamodb")
-async def test_both_transports_hear_the_same_of_dynamodb(
+async def test_both_transports_return_the_same_answers_of_dynamodb(
     clients: dict[str, RetryingAwsClient],
 ) -> None:
     heard = {}
     for name, client in clients.items():
         table = await a_table(clients["boto"])
-        do = Script(client, "dynamodb")
+        do = CallRecorder(client, "dynamodb")
         values = {
             "B": {"S": "an attribute called B"},
             "raw": {"B": b"\x00\xff"},
@@ -169,10 +169,12 @@ async def test_both_transports_hear_the_same_of_dynamodb(
 
 
 @over("sqs")
-async def test_both_transports_hear_the_same_of_sqs(clients: dict[str, RetryingAwsClient]) -> None:
+async def test_both_transports_return_the_same_answers_of_sqs(
+    clients: dict[str, RetryingAwsClient],
+) -> None:
     heard = {}
     for name, client in clients.items():
-        do = Script(client, "sqs")
+        do = CallRecorder(client, "sqs")
         url = (await do("CreateQueue", QueueName=f"queue-{next(NUMBERS)}"))["QueueUrl"]
         await do("SendMessage", QueueUrl=url, MessageBody="ünï☃ <&>")
         entries = [{"Id": str(n), "MessageBody": f"body {n}"} for n in range(10)]
@@ -214,11 +216,13 @@ async def pieces_of(data: bytes) -> AsyncIterator[bytes]:
 
 
 @over("s3")
-async def test_both_transports_hear_the_same_of_s3(clients: dict[str, RetryingAwsClient]) -> None:
+async def test_both_transports_return_the_same_answers_of_s3(
+    clients: dict[str, RetryingAwsClient],
+) -> None:
     heard = {}
     for name, client in clients.items():
         bucket = await a_bucket(clients["boto"])
-        do = Script(client, "s3")
+        do = CallRecorder(client, "s3")
         for key in KEYS:
             at = {"Bucket": bucket, "Key": key}
             await do("PutObject", **at, Body=key.encode(), Metadata={"who": "me"})
@@ -251,7 +255,7 @@ async def test_both_transports_hear_the_same_of_s3(clients: dict[str, RetryingAw
     assert heard["lean"] == heard["boto"]
 
 
-async def upload_in_parts(do: Script, bucket: str) -> None:
+async def upload_in_parts(do: CallRecorder, bucket: str) -> None:
     at = {"Bucket": bucket, "Key": "large"}
     upload = (await do("CreateMultipartUpload", **at))["UploadId"]
     parts = []
@@ -266,7 +270,9 @@ async def upload_in_parts(do: Script, bucket: str) -> None:
 
 @over("s3")
 @pytest.mark.parametrize("name", sorted(TRANSPORTS))
-async def test_a_body_streams_in_and_out(clients: dict[str, RetryingAwsClient], name: str) -> None:
+async def test_a_body_can_be_streamed_in_both_directions(
+    clients: dict[str, RetryingAwsClient], name: str
+) -> None:
     client, data = clients[name], bytes(range(256)) * 10_000
     at = {"Bucket": await a_bucket(clients["boto"]), "Key": "large"}
     body = {"Body": pieces_of(data), "ContentLength": len(data)}
@@ -281,7 +287,7 @@ async def test_a_body_streams_in_and_out(clients: dict[str, RetryingAwsClient], 
 
 @over("s3")
 @pytest.mark.parametrize("name", sorted(TRANSPORTS))
-async def test_what_is_missing_is_told_before_the_body_is_opened(
+async def test_opening_a_missing_object_raises_blob_missing(
     clients: dict[str, RetryingAwsClient], name: str
 ) -> None:
     bucket = await a_bucket(clients["boto"])
@@ -292,7 +298,7 @@ async def test_what_is_missing_is_told_before_the_body_is_opened(
 
 
 @over("s3")
-async def test_a_wrong_key_is_refused_where_signatures_are_checked(
+async def test_a_wrong_key_is_rejected_by_a_server_that_verifies_signatures(
     clients: dict[str, RetryingAwsClient], access: StaticAccess
 ) -> None:
     at = {"Bucket": await a_bucket(clients["boto"]), "Key": "a b/ü"}
@@ -305,7 +311,7 @@ async def test_a_wrong_key_is_refused_where_signatures_are_checked(
 
 
 @over("s3")
-async def test_a_presigned_url_needs_no_key_of_its_own(
+async def test_a_presigned_url_needs_no_credentials(
     clients: dict[str, RetryingAwsClient], access: StaticAccess
 ) -> None:
     at = {"Bucket": await a_bucket(clients["boto"]), "Key": "a b/ü+%"}

@@ -1,4 +1,4 @@
-"""The meter counts what AWS bills: capacity units, requests, and the price on the list."""
+"""The meter counts what AWS bills: capacity units, requests, and their list price."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PUT = {"Put": {"Item": KILOBYTE}}
         ({"s": {"SS": ["a", "bc"]}}, 4),
     ],
 )
-def test_an_item_weighs_its_names_and_its_values(item: dict[str, Any], size: int) -> None:
+def test_the_size_of_an_item_includes_its_names_and_values(item: dict[str, Any], size: int) -> None:
     assert item_bytes(item) == size
 
 
@@ -76,13 +76,13 @@ MOVED = {
         ("BatchWriteItem", {"RequestItems": {"t": [{"PutRequest": {"Item": SHOWN}}]}}, 2),
     ],
 )
-def test_what_a_write_puts_into_indexes_is_counted(
+def test_index_writes_caused_by_a_write_are_counted(
     operation: str, params: dict[str, Any], writes: float
 ) -> None:
     assert capacity_of(operation, params, {}, INDEXES) == (0, writes)
 
 
-async def test_calls_count_for_the_step_that_they_are_made_for() -> None:
+async def test_calls_are_counted_under_their_current_step() -> None:
     client = an_aws_client(ScriptedTransport({}))
     assert client.meter is not None
 
@@ -127,7 +127,7 @@ async def test_every_attempt_is_counted_and_a_throttled_one_costs_nothing(
     assert client.meter.write_units == 1
 
 
-async def test_a_condition_that_did_not_hold_costs_all_the_same() -> None:
+async def test_a_write_with_a_failed_condition_costs_as_much() -> None:
     client = an_aws_client(ScriptedTransport(AwsError("ConditionalCheckFailedException", "")))
 
     with pytest.raises(AwsError):
@@ -137,7 +137,7 @@ async def test_a_condition_that_did_not_hold_costs_all_the_same() -> None:
     assert client.meter.write_units == 1
 
 
-async def test_the_price_is_the_sum_of_what_the_list_says() -> None:
+async def test_the_price_is_the_sum_of_the_list_prices() -> None:
     client = an_aws_client(ScriptedTransport({}))
 
     await client.call("dynamodb", "PutItem", {"Item": KILOBYTE})

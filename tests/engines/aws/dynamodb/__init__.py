@@ -1,1 +1,1 @@
-"""What only the store on DynamoDB has: what no emulator does to it, and its layout."""
+"""Tests of the DynamoDB store: behaviour that no emulator shows, and the layout of its table."""

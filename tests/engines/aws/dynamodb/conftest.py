@@ -1,4 +1,4 @@
-"""A table of its own for each test, on one server."""
+"""Fixture: a table for each test on one shared server."""
 
 from __future__ import annotations
 

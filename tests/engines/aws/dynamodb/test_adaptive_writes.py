@@ -1,4 +1,4 @@
-"""Lanes: each shard is written as fast as it takes it, and no slower for the others."""
+"""Adaptive concurrency: each shard is written at its own speed and does not delay the others."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def throttled() -> Unavailable:
 
 
 class Shards:
-    """Takes so many rows of a shard at once, and refuses the others for now."""
+    """Accepts a number of concurrent rows per shard and throttles the others."""
 
     def __init__(self, *, is_refused_whole: bool = True, **at_once: int) -> None:
         self.at_once = at_once
@@ -66,7 +66,9 @@ class Shards:
         return left
 
 
-async def test_a_lane_widens_while_all_goes_well(autojump_clock: MockClock) -> None:
+async def test_the_concurrency_of_a_shard_grows_to_its_maximum_while_no_write_is_throttled(
+    autojump_clock: MockClock,
+) -> None:
     shards, lanes = Shards(), AdaptiveConcurrency()
 
     await put_rows(lanes, tasks_of(0, 15_000), shards.put, Random(1))
@@ -75,7 +77,7 @@ async def test_a_lane_widens_while_all_goes_well(autojump_clock: MockClock) -> N
     assert set(shards.done.values()) == {1}
 
 
-async def test_a_throttled_shard_is_written_at_its_own_pace_and_holds_up_nobody(
+async def test_a_throttled_shard_does_not_delay_the_others(
     autojump_clock: MockClock,
 ) -> None:
     shards, lanes = Shards(shard_1=30), AdaptiveConcurrency()
@@ -92,7 +94,7 @@ async def test_a_throttled_shard_is_written_at_its_own_pace_and_holds_up_nobody(
 
 
 @pytest.mark.parametrize("is_refused_whole", [True, False])
-async def test_a_shard_that_takes_nothing_is_given_up_when_the_others_are_in(
+async def test_a_shard_that_accepts_nothing_is_given_up_when_the_others_are_written(
     autojump_clock: MockClock, is_refused_whole: bool
 ) -> None:
     shards = Shards(shard_1=0, is_refused_whole=is_refused_whole)
@@ -105,7 +107,7 @@ async def test_a_shard_that_takes_nothing_is_given_up_when_the_others_are_in(
     assert len(shards.done) == 50
 
 
-async def test_a_shard_that_takes_a_little_of_each_batch_is_not_given_up(
+async def test_a_shard_that_accepts_a_part_of_each_batch_is_not_given_up(
     autojump_clock: MockClock,
 ) -> None:
     shards = Shards(shard_0=1)
@@ -116,7 +118,7 @@ async def test_a_shard_that_takes_a_little_of_each_batch_is_not_given_up(
     assert len(shards.done) == 100
 
 
-async def test_a_lost_answer_is_asked_for_again(autojump_clock: MockClock) -> None:
+async def test_a_batch_with_a_lost_answer_is_written_again(autojump_clock: MockClock) -> None:
     tried: Counter[str] = Counter()
 
     async def put(tasks: Sequence[Task]) -> list[Task]:
@@ -130,7 +132,7 @@ async def test_a_lost_answer_is_asked_for_again(autojump_clock: MockClock) -> No
     assert set(tried.values()) == {2}
 
 
-async def test_what_is_refused_for_good_is_raised(autojump_clock: MockClock) -> None:
+async def test_a_permanent_error_is_raised(autojump_clock: MockClock) -> None:
     async def put(_: Sequence[Task]) -> list[Task]:
         raise AwsError("ValidationException", "no")
 

@@ -1,4 +1,4 @@
-"""A scrub that is cut off in the middle of a batch leaves nothing that the next one cannot find."""
+"""A deletion that is interrupted within a batch leaves nothing that the next one cannot find."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.aws import a_table, an_aws_client
 from tests.builders import JOB, ManualClock, a_job, a_notice, a_run, keep
 
 
-class CutOff:
-    """Of the first batch one write is made, the one `at` this position; then nothing works."""
+class InterruptedBatch:
+    """Performs only the write at position `at` of the first batch; all later calls fail."""
 
     def __init__(self, model: AwsModel, at: int) -> None:
         self._model = model
@@ -49,7 +49,7 @@ class CutOff:
 
 
 @pytest.mark.parametrize("at", range(4))
-async def test_what_points_at_a_row_and_the_row_both_go_in_the_end(
+async def test_a_row_and_its_index_entries_are_both_deleted_after_an_interruption(
     at: int, autojump_clock: object
 ) -> None:
     clock = ManualClock()
@@ -58,7 +58,9 @@ async def test_what_points_at_a_row_and_the_row_both_go_in_the_end(
     table = await a_table(an_aws_client(model), "rows")
     store = DynamoStore(table, queue)
     await keep(store, a_job(), a_run(), a_notice())
-    cut_off = Table(name="rows", client=an_aws_client(CutOff(model, at)), random=Random(1))
+    cut_off = Table(
+        name="rows", client=an_aws_client(InterruptedBatch(model, at)), random=Random(1)
+    )
 
     with pytest.raises(Unavailable):
         await DynamoStore(cut_off, queue).delete_run_rows(JOB, None, limit=100)

@@ -1,4 +1,4 @@
-"""Enumeration: reading all of a large run reads little more than it returns."""
+"""Enumeration: reading all tasks of a large run reads little more than it returns."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def spread(count: int) -> list[Task]:
 
 
 async def a_large_run(*, rare: Sequence[int] = ()) -> tuple[Table, DynamoStore, list[Task]]:
-    """Every task pending, but some that have failed."""
+    """A run whose tasks are all pending, except for a few failed ones."""
     clock = ManualClock()
     client = an_aws_client(AwsModel(clock=clock, fault_source=FaultSource(random=Random(1))))
     table = await a_table(client, "conveyor")
@@ -51,7 +51,7 @@ async def a_large_run(*, rare: Sequence[int] = ()) -> tuple[Table, DynamoStore, 
 
 
 @pytest.mark.parametrize(("limit", "most"), [(1_000, 1.05), (101, 1.2), (50, 1.35), (20, 1.8)])
-async def test_a_full_enumeration_of_sixteen_shards_reads_one_row_of_each_more_than_it_returns(
+async def test_enumerating_sixteen_shards_reads_one_row_of_each_more_than_it_returns(
     limit: int, most: float
 ) -> None:
     table, store, rows = await a_large_run()
@@ -67,7 +67,7 @@ async def test_a_full_enumeration_of_sixteen_shards_reads_one_row_of_each_more_t
     assert table.meter.rows_read <= most * ROWS
 
 
-async def test_no_page_reads_more_rows_than_it_may_however_rare_what_is_asked_for() -> None:
+async def test_no_page_reads_more_rows_than_allowed_however_rare_the_matches_are() -> None:
     table, store, rows = await a_large_run(rare=[7, 2_900])
     failed = frozenset({TaskStatus.FAILED})
 

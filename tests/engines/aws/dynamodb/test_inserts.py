@@ -1,4 +1,4 @@
-"""Inserts in batches: what each statement answered decides about its row alone."""
+"""Batched inserts: the answer to each statement decides about its row alone."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_an_insert_keeps_the_items_that_exist(table: Table) -> None:
 
 
 @pytest.mark.slow
-async def test_any_value_of_a_row_is_inserted_as_it_is(table: Table) -> None:
+async def test_any_field_value_is_inserted_unchanged(table: Table) -> None:
     item = an_item(
         1,
         url={"S": "https://example.com/?a='b'&c=\"?\"{};--"},
@@ -57,7 +57,7 @@ async def test_any_value_of_a_row_is_inserted_as_it_is(table: Table) -> None:
 
 
 @pytest.mark.slow
-async def test_a_full_batch_is_one_call_of_one_unit_an_item(table: Table) -> None:
+async def test_a_full_batch_is_one_call_that_costs_one_unit_per_item(table: Table) -> None:
     assert isinstance(table.client, RetryingAwsClient)
     meter = Meter()
     metered = replace(table, client=replace(table.client, meter=meter))
@@ -78,14 +78,14 @@ async def test_a_full_batch_is_one_call_of_one_unit_an_item(table: Table) -> Non
         "TransactionConflict",
     ],
 )
-async def test_a_statement_that_was_refused_for_now_is_left(code: str) -> None:
+async def test_a_throttled_statement_is_returned_as_not_done(code: str) -> None:
     table = answering(None, code, "DuplicateItem", None)
 
     assert await table.insert([an_item(number) for number in range(4)]) == [1]
 
 
 @pytest.mark.parametrize("code", ["ValidationError", "ResourceNotFound", "SomethingNew"])
-async def test_an_error_that_a_repetition_cannot_end_is_raised(code: str) -> None:
+async def test_a_permanent_error_of_a_statement_is_raised(code: str) -> None:
     with pytest.raises(AwsError, match=code):
         await answering(None, code).insert([an_item(1), an_item(2)])
 
@@ -95,6 +95,6 @@ async def test_a_missing_permission_of_a_statement_is_named() -> None:
         await answering("AccessDenied").insert([an_item(1)])
 
 
-async def test_an_answer_that_lacks_a_statement_proves_nothing() -> None:
+async def test_an_answer_that_lacks_a_statement_has_an_unknown_outcome() -> None:
     with pytest.raises(Unavailable):
         await answering(None).insert([an_item(1), an_item(2)])

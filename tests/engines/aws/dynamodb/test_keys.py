@@ -1,4 +1,4 @@
-"""Rows that an earlier release wrote are found: the keys of stored items never change."""
+"""The keys of stored items never change, so rows of earlier releases are found."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ JOB = "Job#00000000000000000000000001"
 RUN = "00000000000000000000000101"
 CALLER = "Caller#caller-a"
 
-# Spelled out, because the code derives these keys from the registry of row kinds.
+# The keys are written out, because the code derives them from the registry of row kinds.
 STORED: list[tuple[Row, str, str]] = [
     (a_job(), JOB, "Job"),
     (a_run(), JOB, f"Run#{RUN}"),
@@ -62,18 +62,18 @@ EXPIRING = {"IdempotencyRecord": 0, "Event": 0, "Export": 604_800, "JobInput": 6
 
 
 @pytest.mark.parametrize(("row", "partition", "sort"), STORED, ids=lambda row: type(row).__name__)
-def test_a_row_is_where_every_release_puts_it(row: Row, partition: str, sort: str) -> None:
+def test_the_key_of_a_row_is_the_same_in_every_release(row: Row, partition: str, sort: str) -> None:
     key: AnyKey = key_of(row)
 
     assert item_key(key) == (partition, sort)
 
 
-def test_each_kind_of_row_has_a_stored_key_here() -> None:
+def test_every_kind_of_row_has_its_key_listed_here() -> None:
     assert {type(row) for row, _, _ in STORED} == {kind.row_type for kind in ROW_KINDS}
 
 
 @pytest.mark.parametrize("row", [row for row, _, _ in STORED], ids=lambda row: type(row).__name__)
-def test_a_row_expires_when_every_release_lets_it(row: Row) -> None:
+def test_the_expiry_of_a_row_is_the_same_in_every_release(row: Row) -> None:
     item = to_item(key_of(row), row)
 
     grace_s = EXPIRING.get(type(row).__name__)

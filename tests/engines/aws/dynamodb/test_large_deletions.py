@@ -1,4 +1,4 @@
-"""A large scrub: all shards are at work at once, each at the pace that it takes."""
+"""A large deletion: all shards are deleted concurrently, each at its own speed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LIMITS = CapacityLimits(partition_writes=PARTITION_WRITES, table_writes=10_000)
 
 
 async def delete_a_run(shard_count: int) -> float:
-    """Virtual seconds for all of its rows."""
+    """Returns the virtual seconds that the deletion of all rows takes."""
     world = World()
     await world.set_up()
     store = (await world.engine()).store
@@ -34,7 +34,7 @@ async def delete_a_run(shard_count: int) -> float:
 
 
 @pytest.mark.parametrize("shard_count", [1, 8])
-async def test_rows_go_about_as_fast_as_all_shards_together_take_it(
+async def test_rows_are_deleted_about_as_fast_as_all_shards_together_allow(
     shard_count: int, autojump_clock: MockClock
 ) -> None:
     took_s = await delete_a_run(shard_count)

@@ -1,5 +1,5 @@
-"""Batches of which a service takes a part at a time, and takes its time: no round begins after the
-deadline of all of them, long before messages or claims come back to others."""
+"""Batches that a slow service accepts only in part: no further round begins after the deadline of
+the batch, long before messages or claims return to other workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from conveyor.engines.aws.dynamodb.table import Table
 from conveyor.engines.aws.sqs import ROUNDS_S_MAX, all_entries
 from conveyor.ports.errors import Unavailable
 from tests.aws import an_aws_client
-from tests.engines.aws.scripted import Said, ScriptedTransport
+from tests.engines.aws.scripted import ScriptedAnswer, ScriptedTransport
 
 SLOW_S = 8.0
 ROWS = "rows"
@@ -30,7 +30,7 @@ class SlowTransport(ScriptedTransport):
         return await super().call(service, operation, params, deadline_s=deadline_s)
 
 
-async def test_a_batch_that_is_taken_slowly_and_never_whole_ends_at_its_deadline(
+async def test_a_batch_that_is_never_accepted_completely_ends_at_its_deadline(
     autojump_clock: MockClock,
 ) -> None:
     rounds = 0
@@ -48,10 +48,10 @@ async def test_a_batch_that_is_taken_slowly_and_never_whole_ends_at_its_deadline
     assert trio.current_time() < ROUNDS_S_MAX + SLOW_S
 
 
-async def test_deletes_that_are_done_slowly_and_never_whole_end_at_their_deadline(
+async def test_deletions_that_are_never_accepted_completely_end_at_their_deadline(
     autojump_clock: MockClock,
 ) -> None:
-    left: Said = {"UnprocessedItems": {ROWS: [{"DeleteRequest": {}}]}}
+    left: ScriptedAnswer = {"UnprocessedItems": {ROWS: [{"DeleteRequest": {}}]}}
     transport = SlowTransport(left)
     table = Table(name=ROWS, client=an_aws_client(transport), random=Random(1))
 

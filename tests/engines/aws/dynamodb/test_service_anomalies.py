@@ -1,4 +1,5 @@
-"""What DynamoDB does and no emulator models: leftovers, conflicts, lost answers, late indexes."""
+"""Behaviour of DynamoDB that no emulator shows: unprocessed items, conflicts, lost answers, late
+indexes."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ from tests.builders import (
     ref_to,
     update,
 )
-from tests.engines.aws.scripted import LOST, THROTTLED, Said, ScriptedTransport
+from tests.engines.aws.scripted import LOST, THROTTLED, ScriptedAnswer, ScriptedTransport
 
 NAME = "rows"
 
@@ -59,7 +60,7 @@ def cancelled(*reasons: str) -> AwsError:
 FAILED, FINE, CONFLICT = "ConditionalCheckFailed", "None", "TransactionConflict"
 
 
-def a_store(*lines: Said) -> tuple[DynamoStore, ScriptedTransport, Table]:
+def a_store(*lines: ScriptedAnswer) -> tuple[DynamoStore, ScriptedTransport, Table]:
     transport = ScriptedTransport(*lines)
     table = Table(name=NAME, client=an_aws_client(transport), random=Random(1))
     queue = memory_engine(clock=ManualClock(), random=Random(1)).queue
@@ -84,7 +85,7 @@ def a_settle(task: Task, stats: ShardCounters) -> Change:
     return SettleChange((flip, add(stats, done=1)))
 
 
-async def test_settles_that_are_too_large_together_are_tried_in_halves() -> None:
+async def test_settles_that_are_too_large_for_one_transaction_are_retried_in_halves() -> None:
     stats, tasks = a_stats(), [a_task(0), a_task(1)]
     too_large = AwsError("ValidationException", "Transaction request cannot exceed 4 MB")
     store, transport, _ = a_store(too_large, {}, {}, {"Item": item_of(stats)})
@@ -95,7 +96,7 @@ async def test_settles_that_are_too_large_together_are_tried_in_halves() -> None
     assert operations(transport) == ["TransactWriteItems"] * 3 + ["GetItem"]
 
 
-async def test_keys_that_a_read_left_out_are_read_again(autojump_clock: MockClock) -> None:
+async def test_unprocessed_keys_of_a_read_are_read_again(autojump_clock: MockClock) -> None:
     tasks = [a_task(0), a_task(1)]
     left = {NAME: {"Keys": [{name: item_of(tasks[1])[name] for name in ("pk", "sk")}]}}
     said = found(item_of(tasks[0])) | {"UnprocessedKeys": left}
@@ -107,11 +108,11 @@ async def test_keys_that_a_read_left_out_are_read_again(autojump_clock: MockCloc
     assert operations(transport) == ["BatchGetItem"] * 2
 
 
-async def test_deletes_that_were_left_undone_are_sent_again_and_not_for_ever(
+async def test_unprocessed_deletions_are_repeated_a_bounded_number_of_times(
     autojump_clock: MockClock,
 ) -> None:
     request: dict[str, Any] = {"DeleteRequest": {"Key": {}}}
-    left: Said = {"UnprocessedItems": {NAME: [request]}}
+    left: ScriptedAnswer = {"UnprocessedItems": {NAME: [request]}}
     _, transport, table = a_store(left, left, {})
     _, _, stuck = a_store(left)
 
@@ -122,7 +123,7 @@ async def test_deletes_that_were_left_undone_are_sent_again_and_not_for_ever(
     assert [len(params["RequestItems"][NAME]) for _, _, params in transport.asked] == [2, 1, 1]
 
 
-async def test_a_page_goes_on_over_empty_answers(autojump_clock: MockClock) -> None:
+async def test_a_query_continues_after_empty_pages(autojump_clock: MockClock) -> None:
     task = a_task(0)
     more = {"Items": [], "ScannedCount": 1, "LastEvaluatedKey": {"pk": {"S": "x"}}}
     store, transport, table = a_store(more, more, {"Items": [item_of(task)], "ScannedCount": 1})
@@ -134,7 +135,7 @@ async def test_a_page_goes_on_over_empty_answers(autojump_clock: MockClock) -> N
     assert [table.meter.rows_read, table.meter.rows_returned] == [3, 1]
 
 
-async def test_a_transaction_in_conflict_is_tried_again_with_the_same_token(
+async def test_a_conflicting_transaction_is_repeated_with_the_same_token(
     autojump_clock: MockClock,
 ) -> None:
     in_progress = AwsError("TransactionInProgressException", "wait")
@@ -148,7 +149,7 @@ async def test_a_transaction_in_conflict_is_tried_again_with_the_same_token(
     assert len(tokens) == 1
 
 
-async def test_a_lost_answer_leaves_the_verdicts_of_the_others_known() -> None:
+async def test_a_lost_answer_does_not_affect_the_verdicts_of_the_other_changes() -> None:
     task = a_task()
     store, _, _ = a_store({"Attributes": item_of(task)}, LOST, {"Attributes": item_of(task)})
 
@@ -160,7 +161,7 @@ async def test_a_lost_answer_leaves_the_verdicts_of_the_others_known() -> None:
     assert known == [Applied((task,))] * 2
 
 
-async def test_a_write_that_the_table_had_no_room_for_is_known_not_to_have_happened(
+async def test_a_throttled_write_is_known_to_have_changed_nothing(
     autojump_clock: MockClock,
 ) -> None:
     store, _, _ = a_store(THROTTLED)
@@ -172,7 +173,7 @@ async def test_a_write_that_the_table_had_no_room_for_is_known_not_to_have_happe
     assert caught.value.turned_away == {0, 1}
 
 
-async def test_a_write_is_not_denied_because_what_comes_after_it_had_no_room(
+async def test_a_write_is_not_reported_as_undone_if_a_later_call_was_throttled(
     autojump_clock: MockClock,
 ) -> None:
     written_not_read, written_not_sent = a_store({}, THROTTLED)[0], a_store({})[2]
@@ -182,35 +183,35 @@ async def test_a_write_is_not_denied_because_what_comes_after_it_had_no_room(
     with pytest.raises(Unavailable) as unread:
         await written_not_read.commit([several])
     with pytest.raises(Unavailable) as unsent:
-        await DynamoStore(written_not_sent, NoRoom(ManualClock(), Random(1))).commit([sent])
+        await DynamoStore(written_not_sent, ThrottledQueue(ManualClock(), Random(1))).commit([sent])
 
     assert not isinstance(unread.value, PartlyUnavailable)
     assert not isinstance(unsent.value, PartlyUnavailable)
 
 
-class NoRoom(MemoryQueue):
+class ThrottledQueue(MemoryQueue):
     async def send(self, refs: Sequence[TaskRef]) -> None:
         raise NotApplied("sqs.SendMessageBatch: RequestThrottled")
 
 
-class RemovedAtOnce(MemoryQueue):
-    """Its runs are over: whoever makes a queue for one has it removed behind their back."""
+class QueueRemovedOnOpen(MemoryQueue):
+    """The runs have ended: each queue is removed as soon as it is opened."""
 
     async def open_run(self, run_id: RunId) -> None:
         await super().open_run(run_id)
         await self.close_run(run_id)
 
 
-async def test_refs_of_a_run_whose_queue_is_removed_meanwhile_are_simply_not_sent() -> None:
+async def test_references_of_a_run_whose_queue_was_removed_are_not_sent() -> None:
     _, _, table = a_store({}, {"Attributes": {}})
-    store = DynamoStore(table, RemovedAtOnce(ManualClock(), Random(1)))
+    store = DynamoStore(table, QueueRemovedOnOpen(ManualClock(), Random(1)))
     change = Change((insert(a_task()),), (Enqueue((ref_to(a_task()),)),))
 
     with pytest.raises(Unavailable):
         await store.commit([change])
 
 
-async def test_a_change_alone_whose_answer_is_lost_is_simply_unknown() -> None:
+async def test_a_single_change_with_a_lost_answer_raises_unavailable() -> None:
     store, _, _ = a_store(LOST)
 
     with pytest.raises(Unavailable) as caught:
@@ -219,7 +220,7 @@ async def test_a_change_alone_whose_answer_is_lost_is_simply_unknown() -> None:
     assert not isinstance(caught.value, PartlyUnavailable)
 
 
-async def test_the_same_change_made_twice_has_two_tokens() -> None:
+async def test_the_same_change_committed_twice_has_two_tokens() -> None:
     store, transport, _ = a_store({})
     change = a_change(insert(a_job()), insert(a_task()))
 
@@ -230,7 +231,7 @@ async def test_the_same_change_made_twice_has_two_tokens() -> None:
     assert first != second
 
 
-async def test_a_token_that_was_used_otherwise_is_our_bug() -> None:
+async def test_a_token_that_was_used_for_another_change_is_an_assertion_error() -> None:
     mismatch = AwsError("IdempotentParameterMismatchException", "no")
     store, _, _ = a_store(mismatch)
 
@@ -238,7 +239,7 @@ async def test_a_token_that_was_used_otherwise_is_our_bug() -> None:
         await store.commit([a_change(insert(a_job()), insert(a_task()))])
 
 
-async def test_a_condition_that_failed_beside_a_conflict_is_looked_into(
+async def test_a_condition_that_failed_beside_a_conflict_is_reported_as_stale(
     autojump_clock: MockClock,
 ) -> None:
     job, closed = a_job(), Guard(status_in=frozenset({"closed"}))
@@ -249,7 +250,7 @@ async def test_a_condition_that_failed_beside_a_conflict_is_looked_into(
     assert verdicts == [Stale(key_of(job), job)]
 
 
-async def test_a_write_is_tried_again_when_nothing_is_in_its_way_any_more(
+async def test_a_refused_insert_is_repeated_if_its_row_does_not_exist_any_more(
     autojump_clock: MockClock,
 ) -> None:
     refused = AwsError("ConditionalCheckFailedException", "no")
@@ -261,7 +262,9 @@ async def test_a_write_is_tried_again_when_nothing_is_in_its_way_any_more(
     assert operations(transport) == ["PutItem", "GetItem", "PutItem"]
 
 
-async def test_a_lost_claim_costs_its_group_one_round(autojump_clock: MockClock) -> None:
+async def test_a_lost_claim_costs_the_other_settles_of_its_group_one_round(
+    autojump_clock: MockClock,
+) -> None:
     tasks, stats = [a_task(n, claim=1) for n in range(3)], a_stats(done=5)
     lost = a_task(1, claim=2)
     store, transport, _ = a_store(
@@ -281,7 +284,7 @@ async def test_a_lost_claim_costs_its_group_one_round(autojump_clock: MockClock)
     assert again[-1]["Update"]["ExpressionAttributeValues"] == {":0": {"N": "2"}}
 
 
-async def test_settles_of_one_shard_share_one_write_of_their_counter() -> None:
+async def test_settles_of_one_shard_share_one_write_of_their_counters() -> None:
     stats = a_stats(done=95)
     store, transport, _ = a_store({}, {}, {"Item": item_of(stats)})
 
@@ -292,7 +295,7 @@ async def test_settles_of_one_shard_share_one_write_of_their_counter() -> None:
 
 
 @pytest.mark.parametrize("failure", [THROTTLED, LOST], ids=["throttled", "lost"])
-async def test_a_claim_without_an_answer_is_unknown(
+async def test_a_claim_with_a_lost_answer_has_an_unknown_outcome(
     failure: AwsError | NoResponse, autojump_clock: MockClock
 ) -> None:
     store, _, _ = a_store(failure)
@@ -301,10 +304,10 @@ async def test_a_claim_without_an_answer_is_unknown(
         await store.commit([a_change(add(a_task(), claim=1))])
 
 
-async def test_what_an_index_shows_too_late_is_not_found(autojump_clock: MockClock) -> None:
+async def test_an_outdated_index_entry_is_not_found(autojump_clock: MockClock) -> None:
     ended, gone = a_run(status=RunStatus.COMPLETED), a_run()
     shown = {"Items": [item_of(ended)], "ScannedCount": 1}
-    nothing: list[Said] = [{"Items": []}] * 7
+    nothing: list[ScriptedAnswer] = [{"Items": []}] * 7
     store, _, _ = a_store(shown, *nothing, found(item_of(ended)))
     other, _, _ = a_store({"Items": [item_of(gone)]}, *nothing, found())
     query = RunsIn(statuses=frozenset({RunStatus.RUNNING}), limit=10)
@@ -313,11 +316,12 @@ async def test_what_an_index_shows_too_late_is_not_found(autojump_clock: MockClo
     assert await other.find(query) == []
 
 
-async def test_a_row_that_an_index_shows_twice_is_found_once(autojump_clock: MockClock) -> None:
-    """One that moves on while its old and its new place are read is seen in both."""
+async def test_a_row_that_an_index_returns_twice_is_found_once(autojump_clock: MockClock) -> None:
+    """A row that changes its index position during the query is returned at its old and its new
+    position."""
     run = a_run(status=RunStatus.RUNNING)
-    shown: Said = {"Items": [item_of(run)], "ScannedCount": 1}
-    nothing: list[Said] = [{"Items": []}] * 7
+    shown: ScriptedAnswer = {"Items": [item_of(run)], "ScannedCount": 1}
+    nothing: list[ScriptedAnswer] = [{"Items": []}] * 7
     store, transport, _ = a_store(shown, *nothing, shown, *nothing, found(item_of(run)))
     statuses = frozenset({RunStatus.PENDING, RunStatus.RUNNING})
 
@@ -328,17 +332,17 @@ async def test_a_row_that_an_index_shows_twice_is_found_once(autojump_clock: Moc
     assert len(asked["RequestItems"][NAME]["Keys"]) == 1
 
 
-async def test_an_export_that_an_index_shows_twice_is_found_once(
+async def test_an_export_that_an_index_returns_twice_is_found_once(
     autojump_clock: MockClock,
 ) -> None:
     export = an_export()
-    shown: Said = {"Items": [item_of(export)] * 2, "ScannedCount": 2}
+    shown: ScriptedAnswer = {"Items": [item_of(export)] * 2, "ScannedCount": 2}
     store, _, _ = a_store(shown, {"Items": []}, found(item_of(export)))
 
     assert await store.find(DueExports(due_by=export.due_at, limit=10)) == [export]
 
 
-async def test_a_pointer_without_its_row_is_removed_by_who_finds_it() -> None:
+async def test_a_query_removes_an_index_entry_without_its_row() -> None:
     run = a_run()
     pointer = pointer_item(key_of(run), {"sequence": run.sequence})
     store, transport, _ = a_store({"Items": [pointer]}, found(), {}, {"Items": []})
@@ -349,7 +353,7 @@ async def test_a_pointer_without_its_row_is_removed_by_who_finds_it() -> None:
     assert operations(transport)[:3] == ["Query", "BatchGetItem", "BatchWriteItem"]
 
 
-async def test_no_update_goes_without_a_condition_that_its_row_is_there() -> None:
+async def test_every_update_has_the_condition_that_its_row_exists() -> None:
     store, transport, _ = a_store({"Attributes": item_of(a_task())})
 
     await store.commit(

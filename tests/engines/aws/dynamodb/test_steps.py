@@ -1,4 +1,4 @@
-"""What a task costs on DynamoDB, and what is left of a step that was cut off."""
+"""The cost of a task on DynamoDB, and ingest steps that are interrupted."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ from tests.builders import (
 SHARDS = 4
 
 
-class CutOff:
-    """A client that dies at its n-th call, before or after the call is made."""
+class InterruptedClient:
+    """A client that fails from its n-th call on, before or after that call is made."""
 
     def __init__(self, client: AwsClient, *, at: int, side: str) -> None:
         self._client = client
@@ -108,13 +108,13 @@ async def a_run_in(table: Table, queue: MemoryQueue) -> DynamoStore:
 @pytest.mark.slow
 @pytest.mark.parametrize("side", ["before", "after"])
 @pytest.mark.parametrize("at", range(1, 9))
-async def test_a_step_cut_off_anywhere_is_finished_by_doing_it_again(
+async def test_a_chunk_interrupted_at_any_call_is_finished_by_repeating_it(
     table: Table, at: int, side: str
 ) -> None:
     queue = a_queue()
     store = await a_run_in(table, queue)
     tasks = tasks_in_shards(3)
-    cut_off = replace(table, client=CutOff(table.client, at=at, side=side))
+    cut_off = replace(table, client=InterruptedClient(table.client, at=at, side=side))
 
     try:
         await DynamoStore(cut_off, queue).put_chunk(a_chunk(tasks))
@@ -135,13 +135,13 @@ async def test_a_step_cut_off_anywhere_is_finished_by_doing_it_again(
 @pytest.mark.parametrize("side", ["before", "after"])
 @pytest.mark.parametrize("at", range(1, 9))
 @pytest.mark.parametrize(("first", "second"), [(3, 1), (1, 3), (2, 3)])
-async def test_a_step_cut_off_anywhere_is_finished_by_steps_of_another_length(
+async def test_a_chunk_interrupted_at_any_call_is_finished_by_chunks_of_another_length(
     table: Table, first: int, second: int, at: int, side: str
 ) -> None:
     queue = a_queue()
     store = await a_run_in(table, queue)
     tasks = tasks_in_shards(3)
-    cut_off = replace(table, client=CutOff(table.client, at=at, side=side))
+    cut_off = replace(table, client=InterruptedClient(table.client, at=at, side=side))
 
     with suppress(Unavailable):
         await DynamoStore(cut_off, queue).put_chunk(a_chunk(tasks[:first]))
@@ -182,8 +182,8 @@ async def test_a_task_costs_little_more_than_four_write_units(table: Table) -> N
     assert (table.meter.write_units - units) / len(tasks) < 4.2
 
 
-async def test_a_sample_is_one_call(table: Table) -> None:
-    """At most one for AWS_SAMPLE_TASKS tasks, so at most 0.01 calls a task."""
+async def test_a_sample_costs_one_call(table: Table) -> None:
+    """There is at most one sample per AWS_SAMPLE_TASKS tasks, so at most 0.01 calls per task."""
     store = await a_run_in(table, a_queue())
     run = await store.read(RunKey(JOB, RUN))
     assert run is not None
@@ -219,7 +219,7 @@ async def test_pages_of_a_sharded_run_read_little_more_than_they_return(table: T
     assert table.meter.rows_read <= 1.2 * 400
 
 
-async def test_the_table_is_made_once(table: Table) -> None:
+async def test_creating_an_existing_table_changes_nothing(table: Table) -> None:
     store = DynamoStore(table, a_queue())
     await keep(store, a_job())
 
@@ -228,7 +228,7 @@ async def test_the_table_is_made_once(table: Table) -> None:
     assert await store.read(key_of(a_job())) == a_job()
 
 
-async def test_a_row_that_is_asked_for_twice_is_answered_once(table: Table) -> None:
+async def test_a_row_that_is_requested_twice_is_returned_once(table: Table) -> None:
     place = item_key(JobKey(JOB))
     store = DynamoStore(table, MemoryQueue(ManualClock(), Random(1)))
     await keep(store, a_job())

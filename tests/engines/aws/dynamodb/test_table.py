@@ -1,4 +1,4 @@
-"""The table as `init` makes it, where there is none, a new one, and another one."""
+"""Creation of the table by `init`: where there is none, a new one, and one with another schema."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.engines.aws.scripted import ScriptedTransport
 
 
 @pytest.mark.slow
-async def test_making_the_table_again_is_fine(table: Table) -> None:
+async def test_creating_the_table_again_changes_nothing(table: Table) -> None:
     await create_table(table.client, table.name)
 
 
-async def test_a_table_that_not_everybody_knows_yet_is_waited_for(
+async def test_a_new_table_that_is_not_visible_yet_is_waited_for(
     autojump_clock: MockClock,
 ) -> None:
     transport = ScriptedTransport({}, AwsError("ResourceNotFoundException", ""), _described(), {})
@@ -31,7 +31,7 @@ async def test_a_table_that_not_everybody_knows_yet_is_waited_for(
     assert asked[-1] == "UpdateTimeToLive"
 
 
-async def test_a_table_of_other_keys_is_refused() -> None:
+async def test_a_table_with_another_key_schema_is_refused() -> None:
     transport = ScriptedTransport(
         AwsError("ResourceInUseException", ""), _described(keys=("id", "sort"))
     )
@@ -40,7 +40,7 @@ async def test_a_table_of_other_keys_is_refused() -> None:
         await create_table(an_aws_client(transport), "rows")
 
 
-async def test_a_table_whose_rows_expire_by_something_else_is_refused() -> None:
+async def test_a_table_with_another_expiry_attribute_is_refused() -> None:
     expiry = {"TimeToLiveStatus": "ENABLED", "AttributeName": "expires"}
     transport = ScriptedTransport(
         AwsError("ResourceInUseException", ""), _described(), {"TimeToLiveDescription": expiry}

@@ -1,4 +1,4 @@
-"""The bucket as `init` makes it."""
+"""The bucket as `init` creates it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def rules_of(client: AwsClient, bucket: str) -> list[dict[str, Any]]:
 
 
 async def days_of(client: AwsClient, bucket: str) -> dict[str, int]:
-    """After how many days things go, by how their keys begin."""
+    """After how many days objects are deleted, by key prefix."""
     return {
         rule["Filter"]["Prefix"]: rule["Expiration"]["Days"]
         for rule in await rules_of(client, bucket)
@@ -46,7 +46,9 @@ async def days_of(client: AwsClient, bucket: str) -> dict[str, int]:
 
 
 @pytest.mark.slow
-async def test_a_bucket_is_private_and_cleans_up_after_us(client: AwsClient, bucket: str) -> None:
+async def test_a_bucket_is_private_and_has_rules_that_delete_leftovers(
+    client: AwsClient, bucket: str
+) -> None:
     for _ in range(2):
         assert await make_bucket(client, bucket, region=REGION, body_days=30) == []
 
@@ -58,9 +60,7 @@ async def test_a_bucket_is_private_and_cleans_up_after_us(client: AwsClient, buc
 
 
 @pytest.mark.slow
-async def test_bodies_go_by_their_age_and_the_lists_of_jobs_do_not(
-    client: AwsClient, bucket: str
-) -> None:
+async def test_bodies_expire_by_age_and_staged_lists_do_not(client: AwsClient, bucket: str) -> None:
     await make_bucket(client, bucket, region=REGION, body_days=30)
 
     assert await days_of(client, bucket) == {"inputs/": 30, "jobs/": 30}
@@ -77,7 +77,7 @@ async def test_another_number_of_days_changes_the_rule(client: AwsClient, bucket
 
 @pytest.mark.slow
 @pytest.mark.parametrize("last", [["jobs/3/sources/5/0"], ["jobs/3/sources/3/try/0", "jobs/4/x"]])
-async def test_no_rule_reaches_lists_of_an_earlier_release(
+async def test_no_rule_applies_to_staged_lists_of_an_earlier_release(
     client: AwsClient, bucket: str, last: list[str]
 ) -> None:
     await client.call("s3", "CreateBucket", {"Bucket": bucket})
@@ -96,7 +96,7 @@ async def test_no_rule_reaches_lists_of_an_earlier_release(
 
 
 @pytest.mark.slow
-async def test_rules_that_somebody_else_gave_the_bucket_are_kept(
+async def test_rules_that_others_added_to_the_bucket_are_kept(
     client: AwsClient, bucket: str
 ) -> None:
     logs = {
@@ -115,7 +115,7 @@ async def test_rules_that_somebody_else_gave_the_bucket_are_kept(
     assert await rules_of(client, bucket) == [logs, *lifecycle(30)]
 
 
-async def test_a_bucket_of_somebody_else_is_refused(bucket: str) -> None:
+async def test_a_bucket_of_another_account_is_refused(bucket: str) -> None:
     transport = ScriptedTransport(
         AwsError("BucketAlreadyExists", "taken", status=409),
         AwsError("Forbidden", "not yours", status=403),
@@ -125,7 +125,7 @@ async def test_a_bucket_of_somebody_else_is_refused(bucket: str) -> None:
         await make_bucket(an_aws_client(transport), bucket, region=REGION, body_days=30)
 
 
-async def test_a_bucket_is_made_in_the_region_that_is_asked_for(bucket: str) -> None:
+async def test_a_bucket_is_created_in_the_configured_region(bucket: str) -> None:
     transport = ScriptedTransport({})
 
     await make_bucket(an_aws_client(transport), bucket, region="eu-west-1", body_days=30)

@@ -1,4 +1,5 @@
-"""What S3 alone has: addresses of its own, parts, deletes that fail in part, copies that race."""
+"""Blobs on S3: presigned URLs, multipart uploads, partly failed deletions, and concurrent
+copies."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from conveyor.ports.errors import BlobTooLarge, Unavailable
 from tests.aws import REGION, an_aws_client, an_http_transport
 from tests.builders import ManualClock
 from tests.conformance.bodies import BUCKET, s3_blobs
-from tests.engines.aws.scripted import LOST, Said, ScriptedTransport
+from tests.engines.aws.scripted import LOST, ScriptedAnswer, ScriptedTransport
 
 KEY = "inputs/1/list"
 PART = b"0123456789abcdef" * (512 * 1024)
@@ -66,9 +67,7 @@ CSV = {"Content-Type": "text/csv"}
 
 
 @pytest.mark.slow
-async def test_a_list_is_uploaded_to_an_address_of_the_storage(
-    blobs: S3Blobs, web: httpx.Client
-) -> None:
+async def test_a_list_is_uploaded_to_a_presigned_url(blobs: S3Blobs, web: httpx.Client) -> None:
     url = await an_upload_url(blobs)
 
     first = web.put(url, content=b"first", headers=CSV)
@@ -80,7 +79,7 @@ async def test_a_list_is_uploaded_to_an_address_of_the_storage(
 
 
 @pytest.mark.slow
-async def test_an_upload_address_is_for_one_key_one_method_and_one_type(
+async def test_an_upload_url_is_valid_for_one_key_method_and_content_type(
     blobs: S3Blobs, web: httpx.Client
 ) -> None:
     url = await an_upload_url(blobs)
@@ -99,7 +98,7 @@ async def test_an_upload_address_is_for_one_key_one_method_and_one_type(
 
 
 @pytest.mark.slow
-async def test_a_body_is_fetched_from_an_address_of_the_storage_as_the_file_asked_for(
+async def test_a_body_is_downloaded_from_a_presigned_url_as_the_requested_file(
     blobs: S3Blobs, web: httpx.Client
 ) -> None:
     await blobs.put(KEY, [b"<p>body"])
@@ -122,7 +121,7 @@ async def test_a_body_is_fetched_from_an_address_of_the_storage_as_the_file_aske
 
 
 @pytest.mark.slow
-async def test_an_object_of_several_parts_reads_as_it_was_streamed(blobs: S3Blobs) -> None:
+async def test_an_object_of_several_parts_is_read_as_it_was_streamed(blobs: S3Blobs) -> None:
     body = PART + PART + b"tail"
 
     stored = await blobs.put_stream(KEY, stream(PART[:100], PART[100:] + PART, b"tail"))
@@ -132,7 +131,7 @@ async def test_an_object_of_several_parts_reads_as_it_was_streamed(blobs: S3Blob
 
 
 @pytest.mark.slow
-async def test_a_stream_that_breaks_off_in_its_second_part_leaves_nothing_open(
+async def test_a_stream_that_fails_in_its_second_part_leaves_no_open_upload(
     blobs: S3Blobs,
 ) -> None:
     async def broken() -> AsyncIterator[bytes]:
@@ -149,15 +148,15 @@ async def test_a_stream_that_breaks_off_in_its_second_part_leaves_nothing_open(
 
 
 @pytest.mark.slow
-async def test_a_stream_that_is_cancelled_half_way_leaves_nothing_open(blobs: S3Blobs) -> None:
+async def test_a_cancelled_stream_leaves_no_open_upload(blobs: S3Blobs) -> None:
     scope = trio.CancelScope()
 
-    async def cut_off() -> AsyncGenerator[bytes, None]:
+    async def cancelled_stream() -> AsyncGenerator[bytes, None]:
         yield PART
         scope.cancel()
         yield PART
 
-    async with aclosing(cut_off()) as pieces:
+    async with aclosing(cancelled_stream()) as pieces:
         with scope:
             await blobs.put_stream(KEY, pieces)
 
@@ -166,7 +165,7 @@ async def test_a_stream_that_is_cancelled_half_way_leaves_nothing_open(blobs: S3
 
 
 @pytest.mark.slow
-async def test_more_bodies_than_one_listing_shows_are_all_deleted(
+async def test_more_bodies_than_one_listing_returns_are_all_deleted(
     blobs: S3Blobs,
 ) -> None:
     limiter = trio.CapacityLimiter(32)
@@ -184,7 +183,7 @@ async def test_more_bodies_than_one_listing_shows_are_all_deleted(
 
 
 @pytest.mark.slow
-async def test_moto_agrees_about_puts_parts_copies_and_deletes(moto: str) -> None:
+async def test_puts_parts_copies_and_deletions_work_on_moto_too(moto: str) -> None:
     async with s3_blobs(moto) as blobs:
         body = await blobs.add("jobs/1/runs/2", "task.1", [b"body"])
         stored = await blobs.put_stream("jobs/1/exports/2/file", stream(PART, b"tail"))
@@ -201,7 +200,7 @@ def _meter_of(blobs: S3Blobs) -> Any:
     return blobs.client.meter
 
 
-def scripted(*lines: Said) -> tuple[S3Blobs, ScriptedTransport]:
+def scripted(*lines: ScriptedAnswer) -> tuple[S3Blobs, ScriptedTransport]:
     transport = ScriptedTransport(*lines)
     return _blobs_over(transport), transport
 
@@ -220,7 +219,7 @@ LISTED = {"IsTruncated": False, "Contents": [{"Key": "a/1"}, {"Key": "a/2"}, {"K
 SLOW = {"Errors": [{"Key": "a/2", "Code": "SlowDown", "Message": "later"}]}
 
 
-async def test_what_a_delete_leaves_out_is_deleted_again(autojump_clock: object) -> None:
+async def test_objects_that_a_deletion_left_out_are_deleted_again(autojump_clock: object) -> None:
     blobs, transport = scripted(LISTED, SLOW, {})
 
     assert await blobs.delete_prefix("a") == 3
@@ -231,14 +230,14 @@ async def test_what_a_delete_leaves_out_is_deleted_again(autojump_clock: object)
     assert deleted == [[{"Key": "a/1"}, {"Key": "a/2"}, {"Key": "a/3"}], [{"Key": "a/2"}]]
 
 
-async def test_what_cannot_be_deleted_is_an_outage(autojump_clock: object) -> None:
+async def test_a_deletion_that_keeps_failing_raises_unavailable(autojump_clock: object) -> None:
     blobs, _ = scripted(LISTED, SLOW)
 
     with pytest.raises(Unavailable, match="SlowDown"):
         await blobs.delete_prefix("a")
 
 
-async def test_a_refused_delete_names_the_permission(autojump_clock: object) -> None:
+async def test_a_denied_deletion_names_the_permission(autojump_clock: object) -> None:
     denied = {"Errors": [{"Key": "a/2", "Code": "AccessDenied", "Message": "Access Denied"}]}
     blobs, _ = scripted(LISTED, denied)
 
@@ -246,7 +245,7 @@ async def test_a_refused_delete_names_the_permission(autojump_clock: object) -> 
         await blobs.delete_prefix("a")
 
 
-async def test_a_put_whose_answer_is_lost_is_made_again(autojump_clock: object) -> None:
+async def test_a_put_with_a_lost_answer_is_repeated(autojump_clock: object) -> None:
     blobs, transport = scripted(LOST, {"ETag": '"1"'})
 
     await blobs.put(KEY, [b"body"])
@@ -254,7 +253,9 @@ async def test_a_put_whose_answer_is_lost_is_made_again(autojump_clock: object) 
     assert [name for _, name, _ in transport.asked] == ["PutObject", "PutObject"]
 
 
-async def test_an_upload_whose_last_answer_is_lost_is_an_outage(autojump_clock: object) -> None:
+async def test_an_upload_whose_last_answer_is_lost_raises_unavailable(
+    autojump_clock: object,
+) -> None:
     part = {"ETag": '"1"'}
     blobs, transport = scripted({"UploadId": "u"}, part, part, LOST, {})
 
@@ -271,7 +272,7 @@ async def a_body(text: bytes) -> AsyncIterator[bytes]:
     yield text
 
 
-async def test_a_copy_that_somebody_replaces_before_it_is_read_is_made_again() -> None:
+async def test_a_copy_is_repeated_if_its_source_was_replaced_meanwhile() -> None:
     copied = {"CopyObjectResult": {"ETag": '"1"'}}
     replaced = AwsError("PreconditionFailed", "another", status=412)
     blobs, transport = scripted(copied, replaced, copied, {"Body": a_body(b"list")})
@@ -311,7 +312,7 @@ async def test_a_body_that_grows_before_it_is_copied_is_not_read_to_its_end() ->
 
 
 @pytest.mark.parametrize(("keys_live_s", "expected"), [(None, 900), (3600, 900), (300, 300)])
-async def test_an_address_lives_no_longer_than_the_keys_that_sign_it(
+async def test_a_presigned_url_expires_no_later_than_the_credentials_that_sign_it(
     keys_live_s: float | None, expected: int
 ) -> None:
     clock = ManualClock()
@@ -328,7 +329,7 @@ async def test_an_address_lives_no_longer_than_the_keys_that_sign_it(
     assert parse_qs(urlsplit(url).query)["X-Amz-Expires"] == [str(expected)]
 
 
-def test_growing_parts_carry_hundreds_of_gibibytes_in_ten_thousand() -> None:
+def test_the_growing_part_size_allows_hundreds_of_gibibytes_in_ten_thousand_parts() -> None:
     sizes = [module._part_bytes(number) for number in range(10_000)]
 
     assert min(sizes) >= 5 * 1024**2

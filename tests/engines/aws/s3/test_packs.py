@@ -1,4 +1,5 @@
-"""Packs: when one is sent, by whom, and what becomes of its bodies if a caller or S3 fails."""
+"""Packs of bodies: when a pack is sent, by which caller, and what happens if a caller or S3
+fails."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ PUT_S = 0.1
 
 
 class Objects:
-    """A place for packs, which takes a while and may refuse."""
+    """A store for packs that takes some time and can refuse."""
 
     def __init__(self) -> None:
         self.stored: dict[str, bytes] = {}
@@ -72,7 +73,9 @@ async def add_all(
     return stored
 
 
-async def test_bodies_that_end_together_share_an_object(autojump_clock: MockClock) -> None:
+async def test_bodies_that_are_added_at_the_same_time_share_an_object(
+    autojump_clock: MockClock,
+) -> None:
     objects = Objects()
 
     stored = await add_all(objects.packs(), 30)
@@ -93,7 +96,7 @@ async def test_a_pack_that_gets_more_bodies_waits_for_its_whole_time(
             nursery.start_soon(packs.add, RUN, b"body")
             await trio.sleep(0.1)
 
-    # The first pack closed after 2 s, and the second half a second after its last body.
+    # The first pack was closed after 2 s, and the second half a second after its last body.
     assert [len(body) for body in objects.stored.values()] == [20 * 4, 10 * 4]
     assert trio.current_time() == pytest.approx(2.9 + 0.5 + PUT_S)
 
@@ -107,7 +110,7 @@ async def test_a_pack_has_bodies_of_one_prefix_only(autojump_clock: MockClock) -
     assert all(objects.body(stored[number]) == b"%10d" % number for number in stored)
 
 
-async def test_a_full_pack_does_not_wait(autojump_clock: MockClock) -> None:
+async def test_a_full_pack_is_sent_at_once(autojump_clock: MockClock) -> None:
     objects = Objects()
 
     await add_all(objects.packs(), 2 * module.BODIES_MAX)
@@ -116,7 +119,7 @@ async def test_a_full_pack_does_not_wait(autojump_clock: MockClock) -> None:
     assert trio.current_time() == pytest.approx(PUT_S)
 
 
-async def test_a_pack_is_full_by_its_bytes(autojump_clock: MockClock) -> None:
+async def test_a_pack_that_has_reached_its_maximum_bytes_is_full(autojump_clock: MockClock) -> None:
     objects = Objects()
     size_bytes = module.PACK_BYTES_MAX // 4
 
@@ -125,7 +128,7 @@ async def test_a_pack_is_full_by_its_bytes(autojump_clock: MockClock) -> None:
     assert sorted(map(len, objects.stored.values())) == [size_bytes, *[4 * size_bytes] * 2]
 
 
-async def test_the_oldest_pack_goes_when_too_many_bodies_wait(autojump_clock: MockClock) -> None:
+async def test_the_oldest_pack_is_sent_when_too_many_bodies_wait(autojump_clock: MockClock) -> None:
     objects = Objects()
     packs = objects.packs(waiting_max=3)
 
@@ -141,7 +144,7 @@ async def test_the_oldest_pack_goes_when_too_many_bodies_wait(autojump_clock: Mo
 
 
 @pytest.mark.parametrize("cancelled_after_s", [0.5, 1.0 + PUT_S / 2])
-async def test_the_caller_that_sends_may_be_cancelled(
+async def test_a_pack_is_sent_although_the_sending_caller_is_cancelled(
     autojump_clock: MockClock, cancelled_after_s: float
 ) -> None:
     objects = Objects()
@@ -163,7 +166,9 @@ async def test_the_caller_that_sends_may_be_cancelled(
     assert set(Counter(objects.started)) == set(objects.stored)
 
 
-async def test_a_pack_that_nobody_waits_for_is_not_sent(autojump_clock: MockClock) -> None:
+async def test_a_pack_whose_callers_were_all_cancelled_is_not_sent(
+    autojump_clock: MockClock,
+) -> None:
     objects = Objects()
     packs = objects.packs()
 
@@ -176,7 +181,7 @@ async def test_a_pack_that_nobody_waits_for_is_not_sent(autojump_clock: MockCloc
     assert objects.body(stored) == b"kept"
 
 
-async def test_every_body_of_a_pack_that_was_refused_can_be_added_again(
+async def test_every_body_of_a_refused_pack_can_be_added_again(
     autojump_clock: MockClock,
 ) -> None:
     objects = Objects()
@@ -202,7 +207,7 @@ async def test_every_body_of_a_pack_that_was_refused_can_be_added_again(
     assert len(objects.stored) == 1
 
 
-async def test_packs_on_their_way_have_bounded_copies(autojump_clock: MockClock) -> None:
+async def test_the_memory_of_packs_being_sent_is_bounded(autojump_clock: MockClock) -> None:
     objects = Objects()
 
     await add_all(objects.packs(), 48, prefixes=6, size_bytes=module.PACKED_BYTES_MAX)
@@ -224,7 +229,7 @@ async def some_blobs() -> tuple[S3Blobs, World]:
     return blobs, world
 
 
-async def test_a_part_is_streamed_and_a_body_of_its_own_has_a_url(
+async def test_a_body_in_a_pack_is_streamed_and_a_single_body_has_a_url(
     autojump_clock: MockClock,
 ) -> None:
     blobs, _ = await some_blobs()
@@ -243,7 +248,7 @@ async def test_a_part_is_streamed_and_a_body_of_its_own_has_a_url(
 T_END = 4e9
 
 
-async def test_a_part_of_an_object_that_is_too_short_is_damaged(autojump_clock: MockClock) -> None:
+async def test_a_body_in_a_truncated_pack_is_damaged(autojump_clock: MockClock) -> None:
     blobs, world = await some_blobs()
     stored = await blobs.add(RUN, "name", [b"a whole body"])
     (key,) = world.aws.s3.buckets[NAMES.bucket].objects
@@ -267,7 +272,7 @@ async def test_bodies_of_a_deleted_run_are_missing(autojump_clock: MockClock) ->
                 assert [piece async for piece in pieces]
 
 
-async def test_with_no_wait_each_body_is_an_object(autojump_clock: MockClock) -> None:
+async def test_without_a_wait_each_body_is_an_object(autojump_clock: MockClock) -> None:
     blobs, _ = await some_blobs()
 
     stored = await replace(blobs, packing=Packing(wait_s=0.0)).add(RUN, "name", [b"body"])

@@ -1,1 +1,1 @@
-"""Tests."""
+"""Tests of conveyor/engines/aws/sqs."""

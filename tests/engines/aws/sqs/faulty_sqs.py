@@ -1,4 +1,4 @@
-"""A modelled SQS with calls spoilt on purpose, one by one."""
+"""A modelled SQS in which a test can make single calls fail."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from conveyor.simulation.models import CALM, AwsModel, FaultRates, FaultSource
 from conveyor.simulation.models.fault_rates import SqsFaults
 from conveyor.simulation.models.sqs import URL
 
-__all__ = ["URL", "SpoiltSqs"]
+__all__ = ["URL", "FaultySqs"]
 
 
 @dataclass(slots=True)
-class SpoiltSqs:
-    """`unseen`, `empty` and `twice` count the calls yet to be spoilt: queues that are not seen
-    after their making, receives that find nothing, receives that hide nothing. `short` says how
-    many entries of each batch to come are not taken, and `why`. Queues in `broken` do not work.
-    `after_receive` happens between a receive and its answer."""
+class FaultySqs:
+    """`unseen`, `empty` and `twice` are numbers of faults to come: queues that are not visible
+    after their creation, receives that return nothing, and receives that do not hide their
+    messages.
+
+    `short` states how many entries of each of the next batches are refused, and `why`. Queues in
+    `broken` do not work. `after_receive` is called between a receive and its answer."""
 
     clock: Clock
     unseen: int = 0
@@ -54,10 +56,10 @@ class SpoiltSqs:
             self.unseen -= 1
             raise AwsError("QueueDoesNotExist", "no such queue")
         if operation == "ReceiveMessage":
-            self.model.fault_source.service_rates = self._mood()
+            self.model.fault_source.service_rates = self._current_faults()
         refused: list[Answer] = []
         if "Entries" in params:
-            params, refused = self._shortened(params)
+            params, refused = self._shorten(params)
         if params.get("Entries") == []:
             return {"Successful": [], "Failed": refused}
         answer = await self.model.call(service, operation, params, deadline_s=deadline_s)
@@ -72,13 +74,13 @@ class SpoiltSqs:
     ) -> AsyncGenerator[Answer, None]:
         yield await self.call(service, operation, params, deadline_s=deadline_s)
 
-    def _mood(self) -> FaultRates:
+    def _current_faults(self) -> FaultRates:
         empty, self.empty = self.empty, max(0, self.empty - 1)
         twice, self.twice = self.twice, max(0, self.twice - 1)
         faults = SqsFaults(false_empty_rate=float(empty > 0), duplicate_rate=float(twice > 0))
         return FaultRates(sqs=faults)
 
-    def _shortened(self, params: Params) -> tuple[Params, list[Answer]]:
+    def _shorten(self, params: Params) -> tuple[Params, list[Answer]]:
         entries = params["Entries"]
         taken = max(0, len(entries) - (self.short.pop(0) if self.short else 0))
         code, is_ours = self.why

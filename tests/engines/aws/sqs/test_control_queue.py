@@ -1,4 +1,4 @@
-"""The control queue and its dead queue, on a real server."""
+"""The control queue and its dead-letter queue on a real server."""
 
 from __future__ import annotations
 
@@ -46,29 +46,27 @@ async def urls(client: AwsClient, prefix: str) -> ControlQueues:
 
 
 @pytest.fixture
-def bell(client: AwsClient, urls: ControlQueues) -> ControlQueue:
+def control_queue(client: AwsClient, urls: ControlQueues) -> ControlQueue:
     return ControlQueue(client=client, random=Random(1), control_url=urls.control_url)
 
 
-def told(rings: list[ControlMessage]) -> set[tuple[str, str]]:
-    return {(ring.job_id, ring.run_id) for ring in rings}
+def runs_of(messages: list[ControlMessage]) -> set[tuple[str, str]]:
+    return {(ring.job_id, ring.run_id) for ring in messages}
 
 
-async def test_making_the_control_queues_again_is_fine(
+async def test_creating_the_control_queues_again_changes_nothing(
     client: AwsClient, prefix: str, urls: ControlQueues
 ) -> None:
     assert await make_control_queues(client, prefix) == urls
     assert await find_control_queues(client, prefix) == urls
 
 
-async def test_control_queues_that_were_never_made_are_missing(
-    client: AwsClient, prefix: str
-) -> None:
+async def test_missing_control_queues_are_reported(client: AwsClient, prefix: str) -> None:
     with pytest.raises(QueueGone):
         await find_control_queues(client, prefix)
 
 
-async def test_control_queues_that_another_release_made_are_set_right(
+async def test_control_queues_of_another_release_get_the_current_attributes(
     client: AwsClient, prefix: str
 ) -> None:
     params = {"QueueName": f"{prefix}control", "Attributes": {"MessageRetentionPeriod": "60"}}
@@ -82,7 +80,7 @@ async def test_control_queues_that_another_release_made_are_set_right(
     assert "control-dead" in said["Attributes"]["RedrivePolicy"]
 
 
-async def test_control_queues_that_seem_to_be_missing_when_new_are_waited_for(
+async def test_new_control_queues_that_are_not_visible_yet_are_waited_for(
     autojump_clock: MockClock,
 ) -> None:
     url, gone = {"QueueUrl": "http://queue"}, AwsError("QueueDoesNotExist", "")
@@ -95,49 +93,51 @@ async def test_control_queues_that_seem_to_be_missing_when_new_are_waited_for(
     assert urls == ControlQueues("http://queue", "http://queue")
 
 
-async def test_a_ring_is_heard_until_it_is_answered(bell: ControlQueue) -> None:
-    await bell.batch_opened(JOB, RUN)
-    await bell.batch_opened(JOB, OTHER_RUN)
+async def test_a_control_message_is_received_until_it_is_deleted(
+    control_queue: ControlQueue,
+) -> None:
+    await control_queue.batch_opened(JOB, RUN)
+    await control_queue.batch_opened(JOB, OTHER_RUN)
 
-    heard: list[ControlMessage] = []
-    while len(heard) < 2:
-        heard += await bell.receive(wait_s=1)
-    await bell.delete(heard)
+    received: list[ControlMessage] = []
+    while len(received) < 2:
+        received += await control_queue.receive(wait_s=1)
+    await control_queue.delete(received)
 
-    assert told(heard) == {(JOB, RUN), (JOB, OTHER_RUN)}
-    assert await bell.receive(wait_s=0) == []
+    assert runs_of(received) == {(JOB, RUN), (JOB, OTHER_RUN)}
+    assert await control_queue.receive(wait_s=0) == []
 
 
-async def test_ringing_where_nobody_listens_any_more_is_fine(
-    client: AwsClient, bell: ControlQueue, urls: ControlQueues
+async def test_sending_to_a_deleted_control_queue_raises_no_error(
+    client: AwsClient, control_queue: ControlQueue, urls: ControlQueues
 ) -> None:
     await client.call("sqs", "DeleteQueue", {"QueueUrl": urls.control_url})
 
-    await bell.batch_opened(JOB, RUN)
+    await control_queue.batch_opened(JOB, RUN)
 
     with pytest.raises(QueueGone):
-        await bell.receive(wait_s=0)
+        await control_queue.receive(wait_s=0)
 
 
 @pytest.mark.parametrize(
     "body", ['{"v":2}', '{"v":1,"kind":"other","job_id":"j","run_id":"r"}', "?"]
 )
-async def test_what_nobody_understands_goes_to_the_dead_queue(
-    client: AwsClient, bell: ControlQueue, urls: ControlQueues, body: str
+async def test_an_unknown_control_message_goes_to_the_dead_letter_queue(
+    client: AwsClient, control_queue: ControlQueue, urls: ControlQueues, body: str
 ) -> None:
     await client.call("sqs", "SendMessage", {"QueueUrl": urls.control_url, "MessageBody": body})
     hurried = {"QueueUrl": urls.control_url, "Attributes": {"VisibilityTimeout": "0"}}
     await client.call("sqs", "SetQueueAttributes", hurried)
 
-    heard = [await bell.receive(wait_s=0) for _ in range(RECEIVES_MAX + 1)]
+    received = [await control_queue.receive(wait_s=0) for _ in range(RECEIVES_MAX + 1)]
     params = {"QueueUrl": urls.dead_url, "WaitTimeSeconds": 2}
     dead = await client.call("sqs", "ReceiveMessage", params)
 
-    assert heard == [[]] * (RECEIVES_MAX + 1)
+    assert received == [[]] * (RECEIVES_MAX + 1)
     assert [message["Body"] for message in dead["Messages"]] == [body]
 
 
-async def test_the_dead_queue_takes_what_was_received_too_often(
+async def test_a_message_that_was_received_too_often_goes_to_the_dead_letter_queue(
     client: AwsClient, urls: ControlQueues
 ) -> None:
     params = {"QueueUrl": urls.control_url, "AttributeNames": ["RedrivePolicy"]}

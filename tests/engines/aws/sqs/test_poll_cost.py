@@ -1,4 +1,4 @@
-"""What it costs to look at a live run: read units, counted by the meter, over modelled services."""
+"""The cost of showing a live run: read units, counted by the meter on modelled services."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.usecases.world import a_world, some_drafts
 SHARDS = 8
 
 
-async def test_who_polls_reads_the_rows_of_job_and_run_and_no_counters(
+async def test_a_repeated_poll_of_a_job_reads_its_rows_but_no_counters(
     autojump_clock: MockClock,
 ) -> None:
     world = World()

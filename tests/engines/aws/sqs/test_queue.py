@@ -1,4 +1,5 @@
-"""What SQS alone may do to a queue: batches taken in part, queues not seen yet, lost answers."""
+"""Behaviour that only SQS has: partly refused batches, queues that are not visible yet, lost
+answers."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from conveyor.ports.errors import QueueGone, Unavailable
 from conveyor.ports.queue import Depth
 from tests.aws import Faults, an_aws_client
 from tests.builders import OTHER_RUN, RUN, ManualClock, ServerClock, a_ref
-from tests.engines.aws.sqs.faulty_sqs import URL, SpoiltSqs
+from tests.engines.aws.sqs.faulty_sqs import URL, FaultySqs
 
 
 @pytest.fixture
@@ -23,17 +24,17 @@ def clock(autojump_clock: object) -> ManualClock:
 
 
 @pytest.fixture
-def sqs(clock: ManualClock) -> SpoiltSqs:
-    return SpoiltSqs(ServerClock(clock))
+def sqs(clock: ManualClock) -> FaultySqs:
+    return FaultySqs(ServerClock(clock))
 
 
-def a_queue(sqs: SpoiltSqs, faults: Faults | None = None) -> SqsQueue:
+def a_queue(sqs: FaultySqs, faults: Faults | None = None) -> SqsQueue:
     client = an_aws_client(sqs, faults=faults)
     return SqsQueue(client=client, clock=sqs.clock, random=Random(1), prefix="conveyor-")
 
 
 class LosesAnswers:
-    """The first answer to each of these operations, after all was done."""
+    """Loses the first answer to each of these operations, after the call took effect."""
 
     def __init__(self, *operations: str) -> None:
         self._left = set(operations)
@@ -47,13 +48,13 @@ class LosesAnswers:
             raise NoResponse("the connection closed", was_sent=True)
 
 
-async def test_a_queue_is_named_by_its_run(sqs: SpoiltSqs) -> None:
+async def test_the_name_of_a_queue_contains_its_run(sqs: FaultySqs) -> None:
     await a_queue(sqs).open_run(RUN)
 
     assert list(sqs.bodies) == [f"{URL}conveyor-{RUN}"]
 
 
-async def test_a_message_holds_a_version_and_a_ref_and_nothing_else(sqs: SpoiltSqs) -> None:
+async def test_a_message_contains_only_a_version_and_a_task_reference(sqs: FaultySqs) -> None:
     queue, ref = a_queue(sqs), a_ref()
     await queue.open_run(RUN)
     await queue.send([ref])
@@ -66,8 +67,8 @@ async def test_a_message_holds_a_version_and_a_ref_and_nothing_else(sqs: SpoiltS
     }
 
 
-async def test_a_queue_that_is_not_there_is_asked_for_once_however_long_the_list(
-    sqs: SpoiltSqs,
+async def test_a_missing_queue_is_looked_up_once_for_a_list_of_any_length(
+    sqs: FaultySqs,
 ) -> None:
     queue = a_queue(sqs)
 
@@ -80,7 +81,9 @@ async def test_a_queue_that_is_not_there_is_asked_for_once_however_long_the_list
 
 
 @pytest.mark.parametrize("short", [[1], [10, 3], [4, 4, 4]])
-async def test_what_a_batch_did_not_take_is_sent_again(sqs: SpoiltSqs, short: list[int]) -> None:
+async def test_entries_that_a_batch_refused_are_sent_again(
+    sqs: FaultySqs, short: list[int]
+) -> None:
     queue = a_queue(sqs)
     await queue.open_run(RUN)
     sqs.short = short
@@ -90,8 +93,8 @@ async def test_what_a_batch_did_not_take_is_sent_again(sqs: SpoiltSqs, short: li
     assert await queue.depth(RUN) == Depth(visible=25, hidden=0)
 
 
-async def test_entries_that_are_throttled_are_sent_again_whoever_is_at_fault(
-    sqs: SpoiltSqs,
+async def test_throttled_entries_are_sent_again_even_if_reported_as_a_sender_fault(
+    sqs: FaultySqs,
 ) -> None:
     queue = a_queue(sqs)
     await queue.open_run(RUN)
@@ -102,7 +105,7 @@ async def test_entries_that_are_throttled_are_sent_again_whoever_is_at_fault(
     assert await queue.depth(RUN) == Depth(visible=10, hidden=0)
 
 
-async def test_a_ref_that_will_never_be_taken_is_our_bug(sqs: SpoiltSqs) -> None:
+async def test_a_reference_that_sqs_will_never_accept_is_an_assertion_error(sqs: FaultySqs) -> None:
     queue = a_queue(sqs)
     await queue.open_run(RUN)
     sqs.short, sqs.why = [1], ("InvalidMessageContents", True)
@@ -111,7 +114,7 @@ async def test_a_ref_that_will_never_be_taken_is_our_bug(sqs: SpoiltSqs) -> None
         await queue.send([a_ref()])
 
 
-async def test_a_send_that_is_never_taken_whole_is_an_outage(sqs: SpoiltSqs) -> None:
+async def test_a_send_that_is_never_accepted_completely_raises_unavailable(sqs: FaultySqs) -> None:
     queue = a_queue(sqs)
     await queue.open_run(RUN)
     sqs.short = [1] * 100
@@ -120,7 +123,7 @@ async def test_a_send_that_is_never_taken_whole_is_an_outage(sqs: SpoiltSqs) -> 
         await queue.send([a_ref()])
 
 
-async def test_an_ack_that_was_taken_in_part_is_finished(sqs: SpoiltSqs) -> None:
+async def test_a_partly_accepted_ack_is_completed(sqs: FaultySqs) -> None:
     queue = a_queue(sqs)
     await queue.open_run(RUN)
     await queue.send([a_ref(index) for index in range(10)])
@@ -132,9 +135,7 @@ async def test_an_ack_that_was_taken_in_part_is_finished(sqs: SpoiltSqs) -> None
     assert await queue.depth(RUN) == Depth(visible=0, hidden=0)
 
 
-async def test_a_beat_that_was_taken_in_part_is_finished(
-    sqs: SpoiltSqs, clock: ManualClock
-) -> None:
+async def test_a_partly_accepted_extension_is_completed(sqs: FaultySqs, clock: ManualClock) -> None:
     queue = a_queue(sqs)
     await queue.open_run(RUN)
     await queue.send([a_ref(index) for index in range(10)])
@@ -149,8 +150,8 @@ async def test_a_beat_that_was_taken_in_part_is_finished(
     assert await queue.depth(RUN) == Depth(visible=0, hidden=10)
 
 
-async def test_a_queue_that_is_not_seen_right_after_its_making_is_waited_for(
-    sqs: SpoiltSqs,
+async def test_a_new_queue_that_is_not_visible_yet_is_waited_for(
+    sqs: FaultySqs,
 ) -> None:
     queue = a_queue(sqs)
     await queue.open_run(RUN)
@@ -162,7 +163,7 @@ async def test_a_queue_that_is_not_seen_right_after_its_making_is_waited_for(
     assert len(await queue.receive(RUN, count_max=10, visibility_s=60)) == 1
 
 
-async def test_a_queue_that_stays_unseen_is_gone(sqs: SpoiltSqs) -> None:
+async def test_a_queue_that_stays_invisible_is_gone(sqs: FaultySqs) -> None:
     queue = a_queue(sqs)
     await queue.open_run(RUN)
     sqs.unseen = 1000
@@ -171,8 +172,8 @@ async def test_a_queue_that_stays_unseen_is_gone(sqs: SpoiltSqs) -> None:
         await queue.send([a_ref()])
 
 
-async def test_a_queue_that_was_just_removed_cannot_be_made_for_a_minute(
-    sqs: SpoiltSqs, clock: ManualClock
+async def test_a_removed_queue_cannot_be_created_again_for_a_minute(
+    sqs: FaultySqs, clock: ManualClock
 ) -> None:
     queue = a_queue(sqs)
     await queue.open_run(RUN)
@@ -185,7 +186,7 @@ async def test_a_queue_that_was_just_removed_cannot_be_made_for_a_minute(
     await queue.open_run(RUN)
 
 
-async def test_another_process_finds_the_queue_by_its_name_once(sqs: SpoiltSqs) -> None:
+async def test_another_process_looks_up_the_url_of_a_queue_once(sqs: FaultySqs) -> None:
     await a_queue(sqs).open_run(RUN)
     other = a_queue(sqs)
 
@@ -195,7 +196,7 @@ async def test_another_process_finds_the_queue_by_its_name_once(sqs: SpoiltSqs) 
     assert sqs.calls["GetQueueUrl"] == 1
 
 
-async def test_an_empty_answer_may_be_false_and_proves_nothing(sqs: SpoiltSqs) -> None:
+async def test_an_empty_receive_does_not_mean_that_the_queue_is_empty(sqs: FaultySqs) -> None:
     queue = a_queue(sqs)
     await queue.open_run(RUN)
     await queue.send([a_ref()])
@@ -205,8 +206,8 @@ async def test_an_empty_answer_may_be_false_and_proves_nothing(sqs: SpoiltSqs) -
     assert len(await queue.receive(RUN, count_max=10, visibility_s=60)) == 1
 
 
-async def test_a_message_may_be_in_two_hands_and_acks_of_both_are_fine(
-    sqs: SpoiltSqs,
+async def test_a_message_received_twice_can_be_acked_with_both_receipts(
+    sqs: FaultySqs,
 ) -> None:
     queue = a_queue(sqs)
     await queue.open_run(RUN)
@@ -221,7 +222,7 @@ async def test_a_message_may_be_in_two_hands_and_acks_of_both_are_fine(
     assert await queue.depth(RUN) == Depth(visible=0, hidden=0)
 
 
-async def test_more_than_ten_are_received_by_calls_at_once(sqs: SpoiltSqs) -> None:
+async def test_more_than_ten_messages_are_received_by_concurrent_calls(sqs: FaultySqs) -> None:
     queue = a_queue(sqs)
     await queue.open_run(RUN)
     await queue.send([a_ref(index) for index in range(60)])
@@ -232,7 +233,7 @@ async def test_more_than_ten_are_received_by_calls_at_once(sqs: SpoiltSqs) -> No
     assert sqs.calls["ReceiveMessage"] == 5
 
 
-async def test_a_queue_that_was_empty_is_looked_at_by_one_call(sqs: SpoiltSqs) -> None:
+async def test_a_queue_that_was_empty_is_polled_by_one_call(sqs: FaultySqs) -> None:
     queue = a_queue(sqs)
     await queue.open_run(RUN)
     await queue.receive(RUN, count_max=50, visibility_s=60)
@@ -247,8 +248,8 @@ async def test_a_queue_that_was_empty_is_looked_at_by_one_call(sqs: SpoiltSqs) -
     assert counts == [(1, 10), (4, 40)]
 
 
-async def test_messages_in_hand_are_not_dropped_because_another_receive_failed(
-    sqs: SpoiltSqs,
+async def test_received_messages_are_kept_although_a_concurrent_receive_failed(
+    sqs: FaultySqs,
 ) -> None:
     queue = a_queue(sqs, LosesAnswers("ReceiveMessage"))
     await queue.open_run(RUN)
@@ -259,8 +260,8 @@ async def test_messages_in_hand_are_not_dropped_because_another_receive_failed(
     assert len(messages) == 10
 
 
-async def test_a_receive_whose_answer_is_lost_is_an_outage_and_hides_its_messages(
-    sqs: SpoiltSqs, clock: ManualClock
+async def test_a_receive_with_a_lost_answer_raises_unavailable_and_hides_its_messages(
+    sqs: FaultySqs, clock: ManualClock
 ) -> None:
     queue = a_queue(sqs, LosesAnswers("ReceiveMessage"))
     await queue.open_run(RUN)
@@ -274,7 +275,7 @@ async def test_a_receive_whose_answer_is_lost_is_an_outage_and_hides_its_message
     assert len(await queue.receive(RUN, count_max=10, visibility_s=60)) == 1
 
 
-async def test_sends_and_acks_whose_answers_are_lost_are_made_again(sqs: SpoiltSqs) -> None:
+async def test_sends_and_acks_with_lost_answers_are_repeated(sqs: FaultySqs) -> None:
     queue = a_queue(sqs, LosesAnswers("SendMessageBatch", "DeleteMessageBatch"))
     await queue.open_run(RUN)
 
@@ -286,8 +287,8 @@ async def test_sends_and_acks_whose_answers_are_lost_are_made_again(sqs: SpoiltS
     assert await queue.depth(RUN) == Depth(visible=0, hidden=0)
 
 
-async def test_a_lapsed_receipt_hides_no_message_that_somebody_else_has(
-    sqs: SpoiltSqs, clock: ManualClock
+async def test_an_outdated_receipt_does_not_hide_a_message_held_by_another_process(
+    sqs: FaultySqs, clock: ManualClock
 ) -> None:
     queue, other = a_queue(sqs), a_queue(sqs)
     await queue.open_run(RUN)
@@ -305,10 +306,10 @@ async def test_a_lapsed_receipt_hides_no_message_that_somebody_else_has(
     assert new.receives == 2
 
 
-async def test_a_receive_that_took_longer_than_its_visibility_gives_nothing_to_hold(
-    sqs: SpoiltSqs, clock: ManualClock
+async def test_a_receive_that_took_longer_than_its_visibility_time_returns_no_message(
+    sqs: FaultySqs, clock: ManualClock
 ) -> None:
-    """Its messages were visible again before the answer came: another worker may have them."""
+    """The messages were visible again before the answer came, so another worker may have them."""
     queue, other = a_queue(sqs), a_queue(sqs)
     await queue.open_run(RUN)
     await queue.send([a_ref()])
@@ -327,8 +328,8 @@ async def test_a_receive_that_took_longer_than_its_visibility_gives_nothing_to_h
 
 
 @pytest.mark.parametrize("step_s", [-86_400.0, -3_600.0, 3_600.0, 86_400.0])
-async def test_a_clock_that_is_set_costs_no_message_that_is_held(
-    sqs: SpoiltSqs, clock: ManualClock, step_s: float
+async def test_setting_the_clock_loses_no_held_message(
+    sqs: FaultySqs, clock: ManualClock, step_s: float
 ) -> None:
     queue = a_queue(sqs)
     await queue.open_run(RUN)
@@ -340,15 +341,15 @@ async def test_a_clock_that_is_set_costs_no_message_that_is_held(
     assert await queue.extend([held], visibility_s=45) == frozenset()
 
 
-async def put_in(sqs: SpoiltSqs, queue: SqsQueue, body: str) -> None:
+async def put_in(sqs: FaultySqs, queue: SqsQueue, body: str) -> None:
     await queue.open_run(RUN)
     await queue.send([a_ref()])
     foreign = {"QueueUrl": f"{URL}conveyor-{RUN}", "MessageBody": body}
     await sqs.call("sqs", "SendMessage", foreign, deadline_s=1.0)
 
 
-async def test_a_message_of_another_release_is_left_for_others(
-    sqs: SpoiltSqs, clock: ManualClock
+async def test_a_message_of_another_release_is_left_for_other_workers(
+    sqs: FaultySqs, clock: ManualClock
 ) -> None:
     queue = a_queue(sqs)
     await put_in(sqs, queue, '{"v":2,"ref":{"task":"x"}}')
@@ -359,8 +360,8 @@ async def test_a_message_of_another_release_is_left_for_others(
     assert await queue.depth(RUN) == Depth(visible=0, hidden=2)
 
 
-async def test_a_message_that_no_release_comes_for_goes_to_the_dead_queue(
-    sqs: SpoiltSqs, clock: ManualClock
+async def test_a_message_of_an_unknown_release_goes_to_the_dead_letter_queue(
+    sqs: FaultySqs, clock: ManualClock
 ) -> None:
     queue, body = a_queue(sqs), '{"v":2,"ref":{"task":"x"}}'
     dead_url = (await make_control_queues(queue.client, "conveyor-")).dead_url
@@ -376,8 +377,8 @@ async def test_a_message_that_no_release_comes_for_goes_to_the_dead_queue(
 
 
 @pytest.mark.parametrize("body", ['{"v":1,"ref":[1]}', '{"ref":[]}', "not JSON"])
-async def test_a_message_that_nobody_can_read_goes_to_the_dead_queue(
-    sqs: SpoiltSqs, body: str
+async def test_an_unreadable_message_goes_to_the_dead_letter_queue(
+    sqs: FaultySqs, body: str
 ) -> None:
     queue = a_queue(sqs)
     dead_url = (await make_control_queues(queue.client, "conveyor-")).dead_url
@@ -390,8 +391,8 @@ async def test_a_message_that_nobody_can_read_goes_to_the_dead_queue(
     assert sqs.bodies[dead_url] == [body]
 
 
-async def test_a_message_that_cannot_be_put_away_now_costs_its_neighbours_nothing(
-    sqs: SpoiltSqs,
+async def test_a_message_that_cannot_be_moved_to_the_dead_letter_queue_does_not_affect_others(
+    sqs: FaultySqs,
 ) -> None:
     queue = a_queue(sqs)
     await put_in(sqs, queue, "not JSON")
@@ -402,7 +403,7 @@ async def test_a_message_that_cannot_be_put_away_now_costs_its_neighbours_nothin
     assert await queue.depth(RUN) == Depth(visible=0, hidden=2)
 
 
-async def test_acks_of_one_run_do_not_wait_for_the_queue_of_another(sqs: SpoiltSqs) -> None:
+async def test_acks_of_one_run_do_not_wait_for_the_queue_of_another(sqs: FaultySqs) -> None:
     queue = a_queue(sqs)
     for run_id in (RUN, OTHER_RUN):
         await queue.open_run(run_id)

@@ -1,4 +1,4 @@
-"""SqsQueue over both transports and two servers: what each of them can show in real time."""
+"""SqsQueue with both transports and two servers: behaviour that shows in real time."""
 
 from __future__ import annotations
 
@@ -33,10 +33,12 @@ async def queue(request: pytest.FixtureRequest) -> AsyncIterator[SqsQueue]:
         )
 
 
-async def test_refs_go_in_come_out_and_are_gone(
+async def test_references_are_sent_received_and_acked(
     queue: SqsQueue, request: pytest.FixtureRequest
 ) -> None:
-    count = 10 if "moto" in request.node.name else 25  # moto hands one out to two calls at once
+    count = (
+        10 if "moto" in request.node.name else 25
+    )  # moto returns one message to two concurrent calls.
     refs = [a_ref(index) for index in range(count)]
     await queue.open_run(RUN)
     await queue.send(refs)
@@ -52,7 +54,7 @@ async def test_refs_go_in_come_out_and_are_gone(
     assert await queue.depth(RUN) == Depth(visible=0, hidden=0)
 
 
-async def test_a_message_that_was_received_returns_by_itself(queue: SqsQueue) -> None:
+async def test_a_received_message_becomes_visible_again_by_itself(queue: SqsQueue) -> None:
     await queue.open_run(RUN)
     await queue.send([a_ref()])
     await queue.receive(RUN, count_max=1, visibility_s=1)
@@ -64,7 +66,7 @@ async def test_a_message_that_was_received_returns_by_itself(queue: SqsQueue) ->
     assert len(answer["Messages"]) == 1
 
 
-async def test_a_receipt_that_the_server_does_not_know_is_lost(queue: SqsQueue) -> None:
+async def test_an_unknown_receipt_is_returned_as_lost(queue: SqsQueue) -> None:
     await queue.open_run(RUN)
     await queue.send([a_ref()])
     [message] = await queue.receive(RUN, count_max=1, visibility_s=60)
