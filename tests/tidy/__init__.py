@@ -1,1 +1,1 @@
-"""The house style as tests: what a reviewer would say every time, said once."""
+"""The style rules of the project as tests."""

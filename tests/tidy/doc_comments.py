@@ -1,8 +1,7 @@
 """Doc comments: the `#:` comments that describe constants, fields and members of enums.
 
-A comment stands behind its statement, or on the lines directly above it. The documents are
-generated from these words, so a name without one is an error.
-"""
+A comment is on the line of its statement, or on the lines directly above it. The documents are
+generated from these texts, so a name without one is an error."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ MARK = "#: "
 
 
 class Undescribed(LookupError):
-    """Something that the documents show has no doc comment."""
+    """A name that the documents show has no doc comment."""
 
 
 def of_class(kind: type, *, without: Collection[str] = ()) -> dict[str, str]:

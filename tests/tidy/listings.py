@@ -98,7 +98,7 @@ def _collectors(group: Any) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class SampleUsage:
-    """Usage of an engine, so that every family has a label."""
+    """Sample usage of an engine, so that every metric family has a label."""
 
     calls: Mapping[str, int] = field(default_factory=lambda: {"sample": 1})
     failures: Mapping[str, int] = field(default_factory=lambda: {"sample": 1})
@@ -173,7 +173,7 @@ def _commands(group: click.Group, path: str) -> Iterator[tuple[str, str]]:
 
 
 def mcp_tools() -> str:
-    """The tools of `conveyor mcp`, as an agent reads them."""
+    """The tools of `conveyor mcp`, with the texts that an agent gets."""
     rows = []
     for tool in trio.run(make_server(Tools("", None)).list_tools):
         arguments = [
@@ -232,7 +232,7 @@ def query_table() -> str:
 
 
 def laws() -> str:
-    """The laws of each port, as its docstring has them."""
+    """The laws of each port, from its docstring."""
     return "\n\n".join(f"### {port.__name__}\n\n{_law_of(port)}" for port in PORTS)
 
 

@@ -1,4 +1,4 @@
-"""The project's own files, read once: text, syntax trees, and what their names stand for."""
+"""The project's own files, read once: their text, syntax trees and imported names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CODE = ("conveyor", "actors")
 ALL_PYTHON = (*CODE, "clients", "examples", "tests", "bench")
 
-# What git ignores is not ours: a demo leaves its pages in the folder it ran in.
+# Files that git ignores are left out; a demo leaves its pages in the folder it ran in.
 _NOT_OURS = frozenset(line.strip("/") for line in (ROOT / ".gitignore").read_text().split())
 
 
@@ -60,7 +60,7 @@ def _files(folder: Path, suffix: str) -> Iterator[Path]:
 
 
 def full_names(module: Module) -> Iterator[tuple[ast.expr, str]]:
-    """Every name and attribute that leads back to an import, as its dotted path."""
+    """Every name and attribute that comes from an import, as its dotted path."""
     known = _imports_of(module.tree)
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Attribute | ast.Name):

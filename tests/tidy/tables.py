@@ -78,7 +78,7 @@ def code(text: object) -> str:
 
 
 def diagrams() -> str:
-    """Every state machine, as the diagram that its table draws."""
+    """Every state machine as the diagram that its table generates."""
     return "\n\n".join(
         f"{name}:\n\n```mermaid\n{lifecycle.mermaid(rules)}\n```"
         for name, rules in DIAGRAMS.items()

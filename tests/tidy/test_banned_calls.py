@@ -1,4 +1,4 @@
-"""Time, randomness, threads, the environment and the terminal each have their few places."""
+"""Time, randomness, threads, the environment and the terminal may be used in a few modules only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.tidy.sources import ALL_PYTHON, CODE, Module, full_names, modules
 
 @dataclass(frozen=True, slots=True)
 class Ban:
-    """What may be used only in files whose names begin so."""
+    """A kind of call that only files with these prefixes may use."""
 
     what: str
     pattern: str
@@ -29,7 +29,7 @@ EDGES = (
     "conveyor/cli/",
     "conveyor/bootstrap/runtime.py",
     "conveyor/http_client/",
-    "conveyor/sdk/",  # Runs in the caller's process, not in ours.
+    "conveyor/sdk/",  # This code runs in the caller's process.
 )
 BANS = (
     Ban("the wall clock", r"time\.(time|time_ns|ctime|localtime|gmtime)", EDGES),
@@ -59,7 +59,7 @@ def offences(module: Module) -> Iterator[str]:
                 yield f"{module.at(call)} print"
 
 
-def test_what_only_the_edges_may_use_is_used_at_the_edges_only() -> None:
+def test_banned_calls_are_used_in_their_allowed_modules_only() -> None:
     problems = [offence for module in modules(*CODE) for offence in offences(module)]
 
     assert problems == []
@@ -83,7 +83,7 @@ def test_what_only_the_edges_may_use_is_used_at_the_edges_only() -> None:
         "print('hello')",
     ],
 )
-def test_a_banned_call_would_be_noticed(code: str) -> None:
+def test_a_banned_call_is_found(code: str) -> None:
     module = Module("conveyor/domain/thing.py", code, ast.parse(code))
 
     assert list(offences(module)) != []
@@ -98,13 +98,13 @@ def test_a_banned_call_would_be_noticed(code: str) -> None:
         "clock.time()",
     ],
 )
-def test_what_is_handed_in_may_be_used(code: str) -> None:
+def test_values_passed_as_arguments_may_be_used(code: str) -> None:
     module = Module("conveyor/domain/thing.py", code, ast.parse(code))
 
     assert list(offences(module)) == []
 
 
-def test_only_tests_benches_and_the_simulators_kernel_look_behind_trio() -> None:
+def test_only_tests_benches_and_the_simulators_kernel_use_private_parts_of_trio() -> None:
     problems = [
         f"{module.at(node)} {name}"
         for module in modules(*ALL_PYTHON)

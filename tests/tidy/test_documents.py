@@ -1,4 +1,4 @@
-"""The documents say what the code says, and lead where they point to."""
+"""The documents agree with the code, and their links and references are valid."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def text_of(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def by_hand(path: Path) -> str:
-    """What people wrote, without the generated parts."""
+def written_text(path: Path) -> str:
+    """The text of a document without its generated parts."""
     return _GENERATED.sub("", text_of(path))
 
 
@@ -51,19 +51,19 @@ def named(path: Path) -> str:
 
 
 @pytest.mark.parametrize("path", documents(), ids=named)
-def test_each_document_is_as_make_docs_writes_it(path: Path) -> None:
+def test_each_document_is_as_make_docs_generates_it(path: Path) -> None:
     text = text_of(path)
 
     assert generated(text) == text
 
 
-def test_the_clients_of_the_sdk_are_as_make_docs_writes_them() -> None:
+def test_the_clients_of_the_sdk_are_as_make_docs_generates_them() -> None:
     clients = make_clients()
 
     assert clients == {path: path.read_text(encoding="utf-8") for path in clients}
 
 
-def test_the_words_and_examples_of_the_api_are_as_make_docs_writes_them() -> None:
+def test_the_texts_and_examples_of_the_api_are_as_make_docs_generates_them() -> None:
     assert make_reference() == REFERENCE.read_text(encoding="utf-8")
 
 
@@ -73,7 +73,7 @@ def test_every_generated_part_is_in_one_document() -> None:
     assert sorted(used) == sorted(PARTS)
 
 
-def test_every_state_machine_is_drawn() -> None:
+def test_every_state_machine_has_a_diagram() -> None:
     problems = [
         name
         for name, value in vars(lifecycle).items()
@@ -110,7 +110,7 @@ def _structs_within(kind: type[msgspec.Struct]) -> set[type[msgspec.Struct]]:
     return structs
 
 
-def test_every_setting_stands_in_the_table_and_nothing_else_does() -> None:
+def test_the_table_of_settings_is_complete_and_has_no_others() -> None:
     (config,) = (module for module in modules("conveyor") if module.name == "conveyor/config.py")
 
     read = set(re.findall(r"\bCONVEYOR_[A-Z_]+\b", config.text))
@@ -118,7 +118,7 @@ def test_every_setting_stands_in_the_table_and_nothing_else_does() -> None:
     assert settings == read
 
 
-def test_every_problem_code_of_the_code_stands_in_the_table_of_errors() -> None:
+def test_every_problem_code_of_the_code_is_in_the_table_of_errors() -> None:
     codes = {kind.code for kind in _family(Refused)}
     for module in modules("conveyor/usecases", "conveyor/api", "conveyor/domain"):
         codes |= set(re.findall(r"\bcode=\"([a-z_]+)\"", module.text))
@@ -132,22 +132,24 @@ def _family(kind: type[Refused]) -> set[type[Refused]]:
     return {kind}.union(*(_family(child) for child in kind.__subclasses__()))
 
 
-def test_every_reason_for_failure_has_a_delay_and_a_counter() -> None:
+def test_every_failure_reason_has_a_delay_and_a_counter() -> None:
     assert set(BACKOFF) == set(FailureReason)
     assert set(FailureReason) <= set(ShardCounters.__struct_fields__)
 
 
-def test_the_runbook_says_what_to_do_about_every_wait_reason() -> None:
+def test_the_runbook_has_a_remedy_for_every_wait_reason() -> None:
     rows = set(
-        re.findall(r"^\| `(\w+)` \| .+ \|$", by_hand(ROOT / "docs/operations.md"), re.MULTILINE)
+        re.findall(
+            r"^\| `(\w+)` \| .+ \|$", written_text(ROOT / "docs/operations.md"), re.MULTILINE
+        )
     )
-    order = by_hand(ROOT / "docs/api.md")
+    order = written_text(ROOT / "docs/api.md")
 
     assert set(WaitReason) <= rows
     assert [reason for reason in WaitReason if f"`{reason}`" not in order] == []
 
 
-def test_every_invariant_that_is_checked_stands_in_the_specification() -> None:
+def test_every_checked_invariant_is_in_the_specification() -> None:
     numbers = re.findall(r"^\| I(\d+) \| .+\. \|$", text_of(ROOT / "SPEC.md"), re.MULTILINE)
 
     stated = {int(number) for number in numbers}
@@ -158,7 +160,7 @@ def test_every_invariant_that_is_checked_stands_in_the_specification() -> None:
     assert sorted(stated - used) == []
 
 
-def test_the_specification_stays_short() -> None:
+def test_the_specification_is_below_its_size_limit() -> None:
     assert len(text_of(ROOT / "SPEC.md").encode()) <= SPEC_BYTES_MAX
 
 
@@ -171,10 +173,10 @@ def test_every_path_that_a_document_names_exists(path: Path) -> None:
 
 @pytest.mark.parametrize("path", WRITTEN, ids=named)
 def test_every_constant_that_a_document_names_exists(path: Path) -> None:
-    names = set(_CONSTANT.findall(by_hand(path)))
+    names = set(_CONSTANT.findall(written_text(path)))
 
     known = {word for module in modules(*ALL_PYTHON) for word in _words(module.text)}
-    # Variables of botocore and of the packages of OpenTelemetry.
+    # These are variables of botocore and of OpenTelemetry.
     outside = {"AWS_ENDPOINT_URL"} | {name for name in names if name.startswith("OTEL_")}
     assert sorted(names - known - outside) == []
 
@@ -184,7 +186,7 @@ def _words(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", WRITTEN, ids=named)
-def test_every_link_of_a_document_leads_somewhere(path: Path) -> None:
+def test_every_link_of_a_document_has_an_existing_target(path: Path) -> None:
     lost = []
     for target, anchor in _LINK.findall(_CODE.sub("", text_of(path))):
         if target.startswith("http"):
@@ -202,7 +204,7 @@ def _anchors(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", WRITTEN, ids=named)
-def test_a_sentence_of_a_document_names_its_actor(path: Path) -> None:
-    prose = _CODE.sub("", by_hand(path))
+def test_no_sentence_of_a_document_uses_a_vague_pronoun_as_its_actor(path: Path) -> None:
+    prose = _CODE.sub("", written_text(path))
 
     assert [line for line in prose.splitlines() if _PRONOUN.search(line)] == []

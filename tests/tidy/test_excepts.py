@@ -1,4 +1,4 @@
-"""Broad excepts stand in a few places; anywhere else they may only clean up and raise again."""
+"""Broad excepts are allowed in a few modules; elsewhere they may only clean up and raise again."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from tests.tidy.sources import CODE, modules
 
 BROAD = frozenset({"Exception", "BaseException"})
-# The supervisor, where crashes end; isolation, where a crash over one item of an actor ends; the
-# API's last handler, and what is simulated.
+# The supervisor, which handles crashes; isolation, which handles a crash of one item; the last
+# handler of the API; and the simulator.
 PLACES = (
     "actors/runtime/",
     "conveyor/api/server/app.py",
@@ -30,7 +30,7 @@ def names_in(node: ast.expr | None) -> set[str]:
 
 
 def swallowing(tree: ast.Module) -> list[int]:
-    """Lines where anything at all is caught, or suppressed, and not raised again."""
+    """The lines where every exception is caught or suppressed and not raised again."""
     lines = []
     for node in ast.walk(tree):
         if isinstance(node, ast.ExceptHandler):
@@ -46,7 +46,7 @@ def _raises_again(handler: ast.ExceptHandler) -> bool:
     return isinstance(last, ast.Raise) and last.exc is None
 
 
-def test_everything_is_caught_in_these_places_only() -> None:
+def test_all_exceptions_are_caught_in_the_allowed_modules_only() -> None:
     problems = [
         f"{module.name}:{line}"
         for module in modules(*CODE)
@@ -57,7 +57,7 @@ def test_everything_is_caught_in_these_places_only() -> None:
     assert problems == []
 
 
-def test_nobody_catches_a_cancellation() -> None:
+def test_no_code_catches_a_cancellation() -> None:
     problems = [
         module.at(node)
         for module in modules(*CODE)
@@ -81,7 +81,7 @@ def test_nobody_catches_a_cancellation() -> None:
         "with contextlib.suppress(Exception): f()",
     ],
 )
-def test_a_broad_except_would_be_noticed(code: str) -> None:
+def test_a_broad_except_is_found(code: str) -> None:
     assert len(swallowing(ast.parse(code))) == 1
 
 
@@ -92,5 +92,5 @@ def test_a_broad_except_would_be_noticed(code: str) -> None:
         "try: f()\nexcept ValueError: pass",
     ],
 )
-def test_cleaning_up_and_raising_again_is_fine(code: str) -> None:
+def test_cleaning_up_and_raising_again_is_allowed(code: str) -> None:
     assert swallowing(ast.parse(code)) == []

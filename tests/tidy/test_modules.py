@@ -1,4 +1,4 @@
-"""Modules introduce themselves, and stay small enough to be read at one sitting."""
+"""Modules begin with a description and stay within the size limits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FOLDER_MODULES_MAX = 20
 _OPENING = re.compile(r"[A-Z`\d][^\n]*(\n[^\n]+)*?[.?](\s|\Z)")
 
 
-def test_every_module_opens_with_a_sentence_that_says_what_it_is() -> None:
+def test_every_module_opens_with_a_sentence() -> None:
     mute = [
         module.name
         for module in modules(*ALL_PYTHON)
@@ -57,8 +57,8 @@ def test_no_folder_of_the_product_has_more_than_twenty_modules() -> None:
 
 
 @pytest.mark.parametrize("engine", ["postgres", "sqlite"])
-def test_the_scripts_of_a_schema_are_numbered_without_a_gap(engine: str) -> None:
-    """Two changes that were made at the same time may have taken the same number."""
+def test_the_scripts_of_a_schema_are_numbered_without_gaps(engine: str) -> None:
+    """Two changes made at the same time may have used the same number."""
     scripts = (ROOT / "conveyor" / "engines" / engine / "schema").glob("*.sql")
 
     numbers = sorted(int(script.name.split("_")[0]) for script in scripts)

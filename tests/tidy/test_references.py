@@ -14,9 +14,9 @@ from tests.tidy.sources import ROOT, text_files
 
 _SECTION = re.compile(r"^#+ ((?:\d+\.)*\d+) ", re.MULTILINE)
 _TITLE = re.compile(r"^#+ (.+)$", re.MULTILINE)
-# A reference may be broken over lines, in a comment as well.
+# A reference may be wrapped over lines, also in a comment.
 _BREAK = re.compile(r"\s*\n\s*(?:(?:#:?|--) )?")
-# Pieces, so that this file does not find itself.
+# The patterns are split, so that this file does not match them.
 _OUTDATED = re.compile(r"\bSP" + r"EC (?:\d|D\d)")
 _TO_SECTION = re.compile(r"SPEC\.md ((?:\d+(?:\.\d+)*)(?:(?:, | and )\d+(?:\.\d+)*)*)")
 _TO_HEADING = re.compile(r"(docs/[a-z]+\.md), (.{0,60})")
@@ -25,7 +25,7 @@ _IN_SPEC = re.compile(r"\((\d\.\d+(?:, \d\.\d+)*)\)")
 
 
 def referring() -> Iterator[tuple[str, str]]:
-    """Every file that may refer, as one long line."""
+    """Every file that can contain references, as one long line."""
     for name, text in text_files():
         if name.endswith((".py", ".sql", ".lua", ".md", ".toml")):
             yield name, _BREAK.sub(" ", text)
@@ -42,7 +42,7 @@ def titles(document: str) -> tuple[str, ...]:
     return tuple(_TITLE.findall(path.read_text(encoding="utf-8"))) if path.exists() else ()
 
 
-def test_every_section_that_is_referred_to_exists() -> None:
+def test_every_referenced_section_exists() -> None:
     lost = [
         f"{name}: SPEC.md {number}"
         for name, text in referring()
@@ -54,7 +54,7 @@ def test_every_section_that_is_referred_to_exists() -> None:
     assert lost == []
 
 
-def test_every_heading_that_is_referred_to_exists() -> None:
+def test_every_referenced_heading_exists() -> None:
     lost = [
         f"{name}: {document}, {words}"
         for name, text in referring()
@@ -69,7 +69,7 @@ def _begins_with_one(words: str, known: tuple[str, ...]) -> bool:
     return any(re.match(re.escape(title) + r"(?!\w)", words) for title in known)
 
 
-def test_every_decision_that_is_referred_to_exists() -> None:
+def test_every_referenced_decision_exists() -> None:
     known = {path.name[:4] for path in (ROOT / "docs" / "decisions").glob("0*.md")}
 
     lost = [
@@ -81,7 +81,7 @@ def test_every_decision_that_is_referred_to_exists() -> None:
     assert lost == []
 
 
-def test_every_section_within_the_specification_exists() -> None:
+def test_every_section_referenced_within_the_specification_exists() -> None:
     text = (ROOT / "SPEC.md").read_text(encoding="utf-8")
 
     numbers = [number for reference in _IN_SPEC.findall(text) for number in reference.split(", ")]
@@ -89,7 +89,7 @@ def test_every_section_within_the_specification_exists() -> None:
     assert [number for number in numbers if number not in sections()] == []
 
 
-def test_no_reference_has_the_numbers_of_an_earlier_specification() -> None:
+def test_no_reference_uses_section_numbers_of_an_earlier_specification() -> None:
     old = [name for name, text in referring() if _OUTDATED.search(text)]
 
     assert old == []

@@ -1,4 +1,4 @@
-"""No engine spells a status: what is legal is handed to it as data."""
+"""No engine contains a status: legal statuses are passed to engines as data."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ ENUMS: tuple[type[StrEnum], ...] = (
 WORDS = frozenset(status.value for enum in ENUMS for status in enum)
 NAMES = frozenset(enum.__name__ for enum in ENUMS)
 
-# In SQL a status is a quoted word. Unquoted, the same word is a column, a verb or English.
+# In SQL a status is a quoted word. Without quotes the same word is a column, a keyword or English.
 _QUOTED = re.compile(rf"'({'|'.join(sorted(WORDS))})'")
 _SQL_COMMENT = re.compile(r"--[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
 def find_spelled(tree: ast.Module) -> list[int]:
-    """Lines that name a member of a status, or hold one as a text or within SQL."""
+    """The lines that name a member of a status enum, or contain a status as text or in SQL."""
     return [
         node.lineno
         for node in ast.walk(tree)
@@ -58,7 +58,7 @@ def _is_status(value: object) -> bool:
     return isinstance(value, str) and (value in WORDS or _QUOTED.search(value) is not None)
 
 
-def test_no_engine_spells_a_status_in_python() -> None:
+def test_no_engine_contains_a_status_in_python() -> None:
     engines: tuple[Module, ...] = modules("conveyor/engines")
 
     problems = [f"{module.name}:{line}" for module in engines for line in find_spelled(module.tree)]
@@ -67,7 +67,7 @@ def test_no_engine_spells_a_status_in_python() -> None:
     assert problems == []
 
 
-def test_no_engine_spells_a_status_in_sql() -> None:
+def test_no_engine_contains_a_status_in_sql() -> None:
     scripts = sorted((ROOT / "conveyor" / "engines").rglob("*.sql"))
 
     problems = {
@@ -89,7 +89,7 @@ def test_no_engine_spells_a_status_in_sql() -> None:
         "f\"... status IN ('open')\"",
     ],
 )
-def test_a_spelled_status_would_be_noticed(code: str) -> None:
+def test_a_status_in_an_engine_is_found(code: str) -> None:
     assert find_spelled(ast.parse(code)) == [1]
 
 
@@ -102,5 +102,5 @@ def test_a_spelled_status_would_be_noticed(code: str) -> None:
         "RunStatus(text)",
     ],
 )
-def test_innocent_words_are_left_alone(code: str) -> None:
+def test_words_that_are_no_status_are_not_reported(code: str) -> None:
     assert find_spelled(ast.parse(code)) == []

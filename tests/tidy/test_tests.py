@@ -1,4 +1,4 @@
-"""Tests are named by the rule they state, and none of them mocks our code."""
+"""Tests are named by the rule they state, and use no mocking library."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 
 from tests.tidy.sources import Module, full_names, modules
 
-WORDS_MIN = 4  # `test` is the first: `test_missing_outranks_stale` is a sentence.
+WORDS_MIN = 4  # The first word is `test`, so `test_missing_outranks_stale` counts four.
 
 
 def functions_in(module: Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -18,7 +18,7 @@ def functions_in(module: Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]
     ]
 
 
-def test_the_name_of_a_test_reads_as_a_sentence() -> None:
+def test_the_name_of_a_test_has_enough_words_for_a_sentence() -> None:
     curt = [
         f"{module.at(test)} {test.name}"
         for module in modules("tests")
@@ -53,10 +53,10 @@ def test_no_test_uses_a_mocking_library() -> None:
     assert problems == []
 
 
-# Where a reader finds the tests of a module: in the file of its own name, and in files whose names
-# begin with it (`test_webhook_keys.py` for `webhook.py`).
+# The tests of a module are in the file of its own name and in files whose names begin with it
+# (`test_webhook_keys.py` for `webhook.py`).
 TESTED_FOLDERS = {"conveyor/usecases/": "tests/usecases/", "actors/": "tests/actors/"}
-# The modules without such a file, and why.
+# Modules without such a file, and the reason.
 TESTED_ELSEWHERE = {
     "actors/messages.py": "only types; each is tested with the actor that receives it",
 }

@@ -1,4 +1,5 @@
-"""No stray markers, no addresses of somebody's machine, and nothing that readers cannot follow."""
+"""No markers of unfinished work, no addresses of local machines, and no references to texts that
+readers do not have."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import re
 
 from tests.tidy.sources import text_files
 
-# Written in pieces, so that this file does not find itself.
+# The patterns are split, so that this file does not match them.
 MARKERS = re.compile(
     r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "X" + "XX", "HA" + "CK"]) + r")\b"
 )
@@ -31,15 +32,15 @@ def test_no_marker_of_unfinished_work_is_left() -> None:
     assert lines_with(MARKERS) == []
 
 
-def test_no_address_of_somebodys_machine_appears() -> None:
+def test_no_address_of_a_local_machine_appears() -> None:
     assert lines_with(PLACES) == []
 
 
-def test_no_paper_is_cited_that_readers_do_not_have() -> None:
+def test_no_text_is_cited_that_readers_do_not_have() -> None:
     assert lines_with(PAPERS) == []
 
 
-def test_no_line_ends_in_spaces_and_every_file_in_a_line_break() -> None:
+def test_no_line_ends_in_spaces_and_every_file_ends_in_a_line_break() -> None:
     untidy = [
         name
         for name, text in text_files()

@@ -1,4 +1,4 @@
-"""Words that this project no longer uses in names: each has a plain one (CONTRIBUTING,
+"""Names contain none of the retired words, each of which has a plain replacement (CONTRIBUTING,
 glossary)."""
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ RETIRED = frozenset(
         "unchecked",
     ]
 )
-# Names that are stored, and the classes that are named after a stored kind of row.
+# Stored names, and classes that are named after a stored kind of row.
 STORED = frozenset(["scrub_id", "ScrubKey", "DueScrubs"])
 
-# Participles and pronouns that say nothing about the value. Not names of variables; elsewhere in a
-# text they are ordinary English.
+# Participles and pronouns that do not describe a value. They must not be names of variables; in
+# texts they are ordinary English.
 VAGUE = frozenset(
     [
         "each",
@@ -103,7 +103,8 @@ def test_no_name_uses_a_retired_word() -> None:
 
 
 def vague_in(tree: ast.Module) -> list[str]:
-    """Variables and parameters, but not attributes and keywords, which other modules name."""
+    """Variables and parameters, but not attributes and keywords, whose names other modules
+    define."""
     return [
         name
         for node in ast.walk(tree)
@@ -112,7 +113,7 @@ def vague_in(tree: ast.Module) -> list[str]:
     ]
 
 
-def test_variables_are_nouns_of_what_they_hold() -> None:
+def test_no_variable_has_a_vague_name() -> None:
     problems = [
         f"{module.name}: {name}" for module in modules(*CODE) for name in vague_in(module.tree)
     ]
@@ -120,12 +121,12 @@ def test_variables_are_nouns_of_what_they_hold() -> None:
     assert problems == []
 
 
-def test_a_vague_variable_would_be_noticed() -> None:
+def test_a_vague_variable_name_is_found() -> None:
     tree = ast.parse("def f(given): return [each for each in given if told.made]")
 
     assert sorted(set(vague_in(tree))) == ["each", "given", "told"]
 
 
 @pytest.mark.parametrize("name", ["_new_desk", "TollGate", "LANES_MAX", "doorbell", "sightings"])
-def test_a_retired_word_would_be_noticed(name: str) -> None:
+def test_a_retired_word_is_found(name: str) -> None:
     assert find_retired({name}) == [name]
