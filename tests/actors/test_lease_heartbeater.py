@@ -188,7 +188,7 @@ async def test_work_survives_a_heartbeat_in_which_a_lease_that_it_passed_on_is_r
 ) -> None:
     world = make_world()
     faults = Faults(latency_s={"renew": 1.0})
-    lease_id, message, task = await work_in_hand(world)
+    lease_id, message, task = await held_work(world)
     slow = replace(world.env, coordinator=faulty(world.env.coordinator, faults))
 
     async with beating(replace(world, env=slow)) as heartbeater:
