@@ -49,7 +49,7 @@ def test_a_caller_that_exceeds_its_quota_by_more_than_one_is_reported() -> None:
 
     assert check(4, is_isolated=True)
     assert check(3, is_isolated=True) == []
-    assert check(4) == []  # In a world with faults a lost lock may admit several requests.
+    assert check(4) == []  # In a world with faults a lost lease may admit several requests.
 
 
 def _receipt(fetch_fields: dict[str, object], abandoned: int = 0, **fields: object) -> list[str]:
