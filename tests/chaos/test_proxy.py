@@ -11,7 +11,7 @@ import pytest
 
 from conveyor.domain import limits
 from tests.chaos.proxy import ROUGH, Proxy, running_proxy
-from tests.e2e.cloud import a_client, a_cloud, ended_run
+from tests.e2e.cloud import a_client, aws_deployment, ended_run
 from tests.e2e.programs import a_site, until
 
 pytestmark = pytest.mark.slow
@@ -29,7 +29,7 @@ def test_every_task_ends_once_over_a_faulty_network(
     request: pytest.FixtureRequest, redis: str, tmp_path: Path
 ) -> None:
     with ExitStack() as stack:
-        cloud = stack.enter_context(a_cloud(request, tmp_path, redis=redis))
+        cloud = stack.enter_context(aws_deployment(request, tmp_path, redis=redis))
         # Each body is an object, so that S3 gets enough calls for faults.
         cloud.environ["CONVEYOR_PACK_WAIT_MS"] = "0"
         proxies: dict[str, Proxy] = {}

@@ -16,8 +16,8 @@ from zenrows.batch import ZenRowsBatchClient
 from tests.api import contract
 from tests.contract.sdk_table import TABLE, Use, names_of, public_names
 from tests.contract.server import ContractServer, a_receiver
-from tests.e2e.cloud import a_cloud, on_postgres
-from tests.e2e.postgres import a_deployment
+from tests.e2e.cloud import aws_deployment, on_postgres
+from tests.e2e.postgres import postgres_deployment
 from tests.e2e.programs import a_server, a_site
 from tests.servers import a_postgres
 
@@ -82,16 +82,16 @@ def _serving(request: pytest.FixtureRequest, engine: str, folder: Path) -> Itera
             yield server.url
         return
     if engine == "postgres":
-        with a_deployment(folder, "fsync=off") as deployment:
+        with postgres_deployment(folder, "fsync=off") as deployment:
             deployment.cloud.workers(2)
             yield deployment.cloud.api()
         return
     if engine == "mixed":
-        with a_postgres() as tasks, a_cloud(request, folder, **on_postgres(tasks)) as cloud:
+        with a_postgres() as tasks, aws_deployment(request, folder, **on_postgres(tasks)) as cloud:
             cloud.workers(2)
             yield cloud.api()
         return
-    with a_cloud(request, folder, redis=request.getfixturevalue("redis")) as cloud:
+    with aws_deployment(request, folder, redis=request.getfixturevalue("redis")) as cloud:
         cloud.workers(2)
         yield cloud.api()
 

@@ -84,18 +84,18 @@ class Cloud:
 
 
 @contextmanager
-def a_cloud(
+def aws_deployment(
     request: pytest.FixtureRequest, folder: Path, *, redis: str | None = None, **more: str
 ) -> Iterator[Cloud]:
     """Runs a new deployment on the servers of this session. `redis` is the URL of its Redis, if it
     has one; `more` are other settings."""
     dynamodb, sqs, s3 = map(request.getfixturevalue, ("ministack", "localstack", "seaweed"))
-    with a_deployment(folder, dynamodb=dynamodb, sqs=sqs, s3=s3, redis=redis, **more) as cloud:
+    with aws_deployment_on(folder, dynamodb=dynamodb, sqs=sqs, s3=s3, redis=redis, **more) as cloud:
         yield cloud
 
 
 @contextmanager
-def a_deployment(
+def aws_deployment_on(
     folder: Path, *, dynamodb: str, sqs: str, s3: str, redis: str | None = None, **more: str
 ) -> Iterator[Cloud]:
     """Runs a new deployment on servers at these URLs."""

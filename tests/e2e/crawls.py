@@ -20,7 +20,7 @@ import httpx
 from zenrows.crawl import ZenRowsCrawlClient
 from zenrows.crawl.models import Crawl, CrawlStatus
 
-from tests.e2e.cloud import Cloud, a_deployment
+from tests.e2e.cloud import Cloud, aws_deployment_on
 from tests.e2e.programs import Server, until
 from tests.e2e.trap_site import EXCLUDED, TrapSite, a_trap_site
 from tests.servers import a_localstack, a_ministack, a_seaweed
@@ -148,7 +148,7 @@ def on_aws(folder: Path) -> Iterator[Deployment]:
         a_ministack(_folder(folder, "dynamodb")) as dynamodb,
         a_localstack(_folder(folder, "sqs")) as sqs,
         a_seaweed(_folder(folder, "s3") / "home") as s3,
-        a_deployment(folder, dynamodb=dynamodb, sqs=sqs, s3=s3) as cloud,
+        aws_deployment_on(folder, dynamodb=dynamodb, sqs=sqs, s3=s3) as cloud,
     ):
         yield in_cloud(cloud)
 

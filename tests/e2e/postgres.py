@@ -25,7 +25,7 @@ class Deployment:
 
 
 @contextmanager
-def a_deployment(
+def postgres_deployment(
     folder: Path,
     *settings: str,
     is_set_up: bool = True,

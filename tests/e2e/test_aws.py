@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.cloud import Cloud, Process, a_client, a_cloud, ended_run, run_of
+from tests.e2e.cloud import Cloud, Process, a_client, aws_deployment, ended_run, run_of
 from tests.e2e.programs import a_site, until
 from tests.e2e.proxy_log import agents_in, counting_calls
 from tests.e2e.test_stop import a_silent_site
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(params=["with Redis", "without Redis"])
 def cloud(request: pytest.FixtureRequest, redis: str, tmp_path: Path) -> Iterator[Cloud]:
     redis_url = redis if request.param == "with Redis" else None
-    with a_cloud(request, tmp_path, redis=redis_url) as cloud:
+    with aws_deployment(request, tmp_path, redis=redis_url) as cloud:
         yield cloud
 
 

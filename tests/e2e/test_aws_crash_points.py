@@ -22,7 +22,7 @@ import pytest
 
 from tests.chaos.aws_page import write_aws
 from tests.e2e.aws_audit import rows_of, violations
-from tests.e2e.cloud import Cloud, a_client, a_cloud
+from tests.e2e.cloud import Cloud, a_client, aws_deployment
 from tests.e2e.crash_steps import RepeatedRequest, StepFactory, Urls
 from tests.e2e.programs import a_site, until
 from tests.e2e.proxy_log import counting_calls
@@ -86,7 +86,11 @@ def setup(
     request: pytest.FixtureRequest, redis: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[CrashSetup]:
     folder = tmp_path_factory.mktemp("crashes")
-    with a_site() as site, a_receiver() as receiver, a_cloud(request, folder, redis=redis) as cloud:
+    with (
+        a_site() as site,
+        a_receiver() as receiver,
+        aws_deployment(request, folder, redis=redis) as cloud,
+    ):
         cloud.environ["CONVEYOR_SYNC_TASKS_MAX"] = "84"
         with a_client(cloud.api()) as client:
             urls = Urls(site.urls(110), receiver.url)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.aws_audit import violations
-from tests.e2e.cloud import Cloud, Process, a_client, a_cloud, ended_run, run_of
+from tests.e2e.cloud import Cloud, Process, a_client, aws_deployment, ended_run, run_of
 from tests.e2e.pages import some_pages
 from tests.e2e.programs import until
 from tests.servers import a_redis, free_port
@@ -25,7 +25,7 @@ def test_a_run_continues_without_redis_and_after_its_return(
     port = free_port()
     with ExitStack() as redis, some_pages(think_s=0.2) as pages:
         url = redis.enter_context(a_redis(tmp_path / "redis-1", port))
-        with a_cloud(request, tmp_path, redis=url) as cloud, a_client(cloud.api()) as client:
+        with aws_deployment(request, tmp_path, redis=url) as cloud, a_client(cloud.api()) as client:
             workers = cloud.workers(2)
             body = {"tasks": pages.tasks(PAGES), "max_inflight": CAP}
             job_id = client.post("/v1/jobs", json=body).json()["job_id"]

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from tests.aws import an_access, an_aws_client, an_http_transport
-from tests.e2e.cloud import Cloud, a_client, a_cloud, ended_run, run_of
+from tests.e2e.cloud import Cloud, a_client, aws_deployment, ended_run, run_of
 from tests.e2e.pages import some_pages
 from tests.e2e.programs import until
 from tests.e2e.test_stop import a_silent_site
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def cloud(request: pytest.FixtureRequest, redis: str, tmp_path: Path) -> Iterator[Cloud]:
-    with a_cloud(request, tmp_path, redis=redis) as cloud:
+    with aws_deployment(request, tmp_path, redis=redis) as cloud:
         yield cloud
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from tests.attack.gateway import PaidGateway
 from tests.attack.origin import serve
-from tests.e2e.cloud import Cloud, a_client, a_cloud, ended_run, run_of
+from tests.e2e.cloud import Cloud, a_client, aws_deployment, ended_run, run_of
 from tests.e2e.programs import until
 from tests.e2e.refusing import RefusingProxy
 
@@ -29,7 +29,7 @@ PAGES = 300
 
 @pytest.fixture
 def cloud(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cloud]:
-    with a_cloud(request, tmp_path) as cloud:
+    with aws_deployment(request, tmp_path) as cloud:
         yield cloud
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.aws_audit import leases_of, violations
-from tests.e2e.cloud import Cloud, a_client, a_cloud, ended_run
+from tests.e2e.cloud import Cloud, a_client, aws_deployment, ended_run
 from tests.e2e.pages import some_pages
 from tests.e2e.programs import until
 
@@ -25,7 +25,7 @@ PAGES = 1_000
 
 @pytest.fixture
 def cloud(request: pytest.FixtureRequest, redis: str, tmp_path: Path) -> Iterator[Cloud]:
-    with a_cloud(request, tmp_path, redis=redis) as cloud:
+    with aws_deployment(request, tmp_path, redis=redis) as cloud:
         yield cloud
 
 
@@ -48,7 +48,7 @@ def aftermath(
 ) -> Iterator[Aftermath]:
     """Runs one scenario for several tests, because it takes a claim's lifetime of 90 s."""
     folder = tmp_path_factory.mktemp("workers")
-    with a_cloud(request, folder, redis=redis) as cloud, some_pages() as pages:
+    with aws_deployment(request, folder, redis=redis) as cloud, some_pages() as pages:
         url = cloud.api()
         victim, sleeper, _survivor = cloud.workers(3, CONVEYOR_CONCURRENCY=str(CAP // 3))
         with a_client(url) as client:

@@ -14,7 +14,7 @@ from zenrows import CrawlAPIError
 from zenrows.crawl import ZenRowsCrawlClient
 from zenrows.crawl.models import ContentStatus, CrawlStatus, StopReason
 
-from tests.e2e.cloud import a_cloud
+from tests.e2e.cloud import aws_deployment
 from tests.e2e.crawls import KEY, crawl_with_kills, embedded, in_cloud
 from tests.e2e.programs import Server, a_server
 from tests.e2e.trap_site import EXCLUDED, TrapSite, a_trap_site
@@ -164,7 +164,7 @@ def test_a_crawl_with_two_kills_keeps_exactly_the_pages_of_the_site(tmp_path: Pa
 def test_a_crawl_on_aws_with_two_kills_keeps_exactly_the_pages_of_the_site(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    with a_trap_site(AWS_PAGES) as site, a_cloud(request, tmp_path) as cloud:
+    with a_trap_site(AWS_PAGES) as site, aws_deployment(request, tmp_path) as cloud:
         outcome = crawl_with_kills(site, in_cloud(cloud), kills=2)
 
         assert outcome.differences(site) == []

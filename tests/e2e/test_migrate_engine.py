@@ -18,7 +18,7 @@ from conveyor.cli.demo import Site, site_in_a_thread
 from tests.cli.program import CONVEYOR, Program, dev_server, wait_until
 from tests.conformance.coordinators import a_space
 from tests.e2e.cloud import Cloud, a_client
-from tests.e2e.postgres import Deployment, a_deployment
+from tests.e2e.postgres import Deployment, postgres_deployment
 from tests.e2e.postgres_audit import violations
 from tests.e2e.programs import KEY
 from tests.postgres import execute
@@ -57,7 +57,7 @@ def deployment(tmp_path: Path, source: tuple[Path, Audits]) -> Iterator[Deployme
     folder, _ = source
     shutil.copytree(folder / ".conveyor", tmp_path / "data")
     own_key = (tmp_path / "data/secret.key").read_text().strip()
-    with a_deployment(tmp_path, "fsync=off", is_set_up=False) as deployment:
+    with postgres_deployment(tmp_path, "fsync=off", is_set_up=False) as deployment:
         deployment.cloud.environ["CONVEYOR_SECRET_KEY"] = f"secret.key:{own_key}"
         yield deployment
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.cloud import Cloud, a_client, a_cloud, ended_run, run_of
+from tests.e2e.cloud import Cloud, a_client, aws_deployment, ended_run, run_of
 from tests.e2e.programs import Server, a_site, until
 
 pytestmark = pytest.mark.slow
@@ -43,7 +43,7 @@ def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def cloud(request: pytest.FixtureRequest, redis: str, tmp_path: Path) -> Iterator[Cloud]:
-    with a_cloud(request, tmp_path, redis=redis) as cloud:
+    with aws_deployment(request, tmp_path, redis=redis) as cloud:
         yield cloud
 
 

@@ -14,7 +14,7 @@ import trio
 from tests.conformance.coordinators import a_space
 from tests.e2e.cloud import a_client, run_of
 from tests.e2e.pages import Pages, some_pages
-from tests.e2e.postgres import Deployment, a_deployment
+from tests.e2e.postgres import Deployment, postgres_deployment
 from tests.e2e.postgres_audit import leases_count, violations
 from tests.e2e.programs import until
 from tests.postgres import execute
@@ -28,7 +28,7 @@ _RELOAD = "SELECT pg_reload_conf()"
 
 @pytest.fixture
 def deployment(tmp_path: Path) -> Iterator[Deployment]:
-    with a_deployment(tmp_path) as deployment:
+    with postgres_deployment(tmp_path) as deployment:
         yield deployment
 
 
@@ -69,7 +69,7 @@ def test_a_killed_worker_and_a_killed_database_server_lose_no_task(deployment: D
 
 
 def test_a_run_continues_on_a_promoted_replica(tmp_path: Path) -> None:
-    with a_deployment(tmp_path) as deployment, a_replica(deployment.server) as replica:
+    with postgres_deployment(tmp_path) as deployment, a_replica(deployment.server) as replica:
         primary, cloud = deployment.server, deployment.cloud
         for statement in ("ALTER SYSTEM SET synchronous_standby_names = '*'", _RELOAD):
             trio.run(execute, primary.url, statement)
@@ -132,7 +132,7 @@ def test_bodies_can_be_in_a_bucket(tmp_path: Path, seaweed: str) -> None:
         "AWS_ENDPOINT_URL_S3": seaweed,
     }
     with (
-        a_deployment(tmp_path, "fsync=off", environ_more=bucket) as deployment,
+        postgres_deployment(tmp_path, "fsync=off", environ_more=bucket) as deployment,
         some_pages() as pages,
         a_client(deployment.cloud.api()) as client,
     ):

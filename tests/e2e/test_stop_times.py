@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.cloud import a_client, a_cloud
+from tests.e2e.cloud import a_client, aws_deployment
 from tests.e2e.hanging import HangingSite, a_hanging_site
 from tests.e2e.programs import Server, until
 from tests.e2e.test_processes import helper_pids
@@ -41,7 +41,7 @@ def _start_run(client: httpx.Client, site: HangingSite) -> str:
 def test_a_stop_or_delete_ends_fetches_without_redis_in_time(
     request: pytest.FixtureRequest, tmp_path: Path, end: str
 ) -> None:
-    with a_cloud(request, tmp_path) as cloud, a_hanging_site() as site:
+    with aws_deployment(request, tmp_path) as cloud, a_hanging_site() as site:
         cloud.workers(2, CONVEYOR_CONCURRENCY=str(CAP // 2))
         with a_client(cloud.api()) as client:
             job_id = _start_run(client, site)
@@ -63,7 +63,7 @@ def test_a_stop_during_an_outage_of_redis_ends_fetches_and_reports_unknown_count
 ) -> None:
     with ExitStack() as redis, a_hanging_site() as site:
         url = redis.enter_context(a_redis(tmp_path / "redis", free_port()))
-        with a_cloud(request, tmp_path, redis=url) as cloud, a_client(cloud.api()) as client:
+        with aws_deployment(request, tmp_path, redis=url) as cloud, a_client(cloud.api()) as client:
             cloud.workers(2, CONVEYOR_CONCURRENCY=str(CAP // 2))
             job_id = _start_run(client, site)
             redis.close()

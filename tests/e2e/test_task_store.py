@@ -14,7 +14,7 @@ import pytest
 import trio
 
 from tests.e2e.aws_audit import rows_of
-from tests.e2e.cloud import Cloud, a_client, a_cloud, ended_run, on_postgres, run_of
+from tests.e2e.cloud import Cloud, a_client, aws_deployment, ended_run, on_postgres, run_of
 from tests.e2e.pages import some_pages
 from tests.e2e.programs import until
 from tests.postgres import execute
@@ -36,10 +36,10 @@ class Deployment:
 
 
 @contextmanager
-def a_deployment(request: pytest.FixtureRequest, folder: Path) -> Iterator[Deployment]:
+def mixed_deployment(request: pytest.FixtureRequest, folder: Path) -> Iterator[Deployment]:
     with (
         a_postgres(()) as database,
-        a_cloud(request, folder, **on_postgres(database)) as cloud,
+        aws_deployment(request, folder, **on_postgres(database)) as cloud,
     ):
         yield Deployment(cloud, database)
 
@@ -54,7 +54,7 @@ def test_killed_processes_and_a_killed_database_lose_no_task(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     with (
-        a_deployment(request, tmp_path) as deployment,
+        mixed_deployment(request, tmp_path) as deployment,
         some_pages(think_s=0.2) as pages,
         a_client(deployment.cloud.api()) as client,
     ):
@@ -83,7 +83,7 @@ def test_killed_processes_and_a_killed_database_lose_no_task(
 def test_check_of_a_worker_covers_both_stores(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    with a_deployment(request, tmp_path) as deployment:
+    with mixed_deployment(request, tmp_path) as deployment:
         checked = deployment.cloud.run("check", "--role", "worker")
 
     assert "database" in checked

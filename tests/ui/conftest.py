@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.api.world import World
-from tests.e2e.cloud import a_cloud
+from tests.e2e.cloud import aws_deployment
 from tests.ui.demo_server import DemoServer, a_demo_server, submit_demo_jobs
 from tests.ui.world import Browser, make_ui_world
 
@@ -39,7 +39,7 @@ def demo(
     with ExitStack() as stack:
         environ = None
         if request.param == "aws":
-            environ = stack.enter_context(a_cloud(request, folder)).environ
+            environ = stack.enter_context(aws_deployment(request, folder)).environ
         demo = stack.enter_context(a_demo_server(folder / "data", environ))
         submit_demo_jobs(demo)
         yield demo
