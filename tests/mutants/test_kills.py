@@ -43,5 +43,5 @@ def test_the_recorded_seed_or_one_of_a_few_others_kills_the_mutant(name: str) ->
 @slow
 @pytest.mark.skipif(not SEEDS, reason="MUTANT_SEEDS says how many seeds each may take")
 @pytest.mark.parametrize("name", huntable())
-def test_a_hunt_finds_the_mutant(name: str) -> None:
+def test_hunting_finds_the_mutant(name: str) -> None:
     assert hunt(name, range(SEEDS)) is not None
