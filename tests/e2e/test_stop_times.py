@@ -58,7 +58,7 @@ def test_a_stop_or_delete_ends_fetches_without_redis_in_time(
     assert seconds <= STOP_S_MAX
 
 
-def test_a_stop_during_an_outage_of_redis_ends_fetches_and_reports_unknown_counts(
+def test_a_stop_while_redis_is_away_ends_fetches_and_reports_unknown_counts(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     with ExitStack() as redis, a_hanging_site() as site:
