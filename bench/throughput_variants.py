@@ -38,8 +38,8 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 Arm = Callable[[Iterator[str], int, Path], Awaitable[int]]
-# Conveyor's own modules are imported at the top, as the other arms need some of them. Its secret
-# box imports cryptography when the first one is made.
+# The modules of Conveyor are imported at the top, as other arms need some of them. cryptography is
+# imported when the first secret box is created.
 _SECRETS = (
     "cryptography.hazmat.primitives.ciphers.aead",
     "cryptography.hazmat.primitives.kdf.hkdf",
