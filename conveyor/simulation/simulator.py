@@ -50,7 +50,7 @@ from conveyor.simulation.invariant_monitor import InvariantMonitor, Violation
 from conveyor.simulation.options import SWEEP_S, Options
 from conveyor.simulation.process import Process
 from conveyor.simulation.profiles import HASTY_KEYS, IDLE_S_MAX, SHORT_LISTS, SHORT_LIVES
-from conveyor.simulation.swaps import combined, setting
+from conveyor.simulation.swaps import combine, swap_constant
 from conveyor.simulation.trace.trace import Line, Trace
 
 # How often the simulator looks whether all runs have ended.
@@ -94,9 +94,11 @@ class Report:
 
 def simulate(options: Options) -> Report:
     """Runs one seed in this process."""
-    overrides = [setting(f"conveyor.domain.limits:{name}", s) for name, s in options.limits.items()]
-    overrides.append(setting("conveyor.domain.timing:IDLE_S_MAX", IDLE_S_MAX))
-    with _temporary_directory(options) as data_dir, _capture_logs() as logs, combined(*overrides)():
+    overrides = [
+        swap_constant(f"conveyor.domain.limits:{name}", s) for name, s in options.limits.items()
+    ]
+    overrides.append(swap_constant("conveyor.domain.timing:IDLE_S_MAX", IDLE_S_MAX))
+    with _temporary_directory(options) as data_dir, _capture_logs() as logs, combine(*overrides)():
         return deterministic_trio.run(options.seed, _Simulation(options, data_dir, logs).run)
 
 

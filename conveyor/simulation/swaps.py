@@ -17,12 +17,12 @@ Apply = Callable[[], AbstractContextManager[None]]
 Make = Callable[[Any], Any]
 
 
-class PlaceGone(LookupError):
+class SwapTargetMissing(LookupError):
     """The target of a swap does not exist any more, or has another shape: the swap must be
     adapted."""
 
 
-def swapping(place: str, make: Make) -> Apply:
+def swap(place: str, make: Make) -> Apply:
     """Returns a swap: while it is applied, the object at `package.module:name` or
     `package.module:Class.name` is replaced by what `make` returns for it."""
 
@@ -41,25 +41,25 @@ def swapping(place: str, make: Make) -> Apply:
     return applied
 
 
-def setting(place: str, value: object) -> Apply:
+def swap_constant(place: str, value: object) -> Apply:
     """Returns a swap of a constant."""
-    return swapping(place, lambda _: value)
+    return swap(place, lambda _: value)
 
 
-def combined(*swaps: Apply) -> Apply:
+def combine(*swaps: Apply) -> Apply:
     """Returns one swap that applies all of these."""
 
     @contextmanager
     def applied() -> Iterator[None]:
         with ExitStack() as stack:
-            for swap in swaps:
-                stack.enter_context(swap())
+            for apply in swaps:
+                stack.enter_context(apply())
             yield
 
     return applied
 
 
-def part(place: str) -> Any:
+def original_of(place: str) -> Any:
     """Returns the object at a place of the product, for mutants that combine its parts
     differently."""
     owner, name = _find(place)
@@ -75,19 +75,19 @@ def _find(place: str) -> tuple[Any, str]:
             owner = vars(owner)[attribute]
         vars(owner)[name]
     except (ImportError, KeyError) as error:
-        raise PlaceGone(f"there is no {place} any more") from error
+        raise SwapTargetMissing(f"there is no {place} any more") from error
     return owner, name
 
 
 def _refuse_unlike(place: str, original: object, swapped: object) -> None:
     if type(original) is not type(swapped):
-        raise PlaceGone(f"{place} is a {type(original).__name__} now")
+        raise SwapTargetMissing(f"{place} is a {type(original).__name__} now")
     if inspect.isfunction(original) and inspect.isfunction(swapped):
         kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
         if any(is_kind(original) is not is_kind(swapped) for is_kind in kinds):
-            raise PlaceGone(f"{place} is called in another way now")
+            raise SwapTargetMissing(f"{place} is called in another way now")
         if _parameters(original) != _parameters(swapped):
-            raise PlaceGone(f"{place} takes {', '.join(_parameters(original))} now")
+            raise SwapTargetMissing(f"{place} takes {', '.join(_parameters(original))} now")
 
 
 def _parameters(function: Callable[..., Any]) -> list[str]:

@@ -22,7 +22,7 @@ from conveyor.domain.run import ingestion, settlement, termination
 from conveyor.domain.run.settlement import Cost, Settled
 from conveyor.domain.submit import admission
 from conveyor.engines.aws.dynamodb import ingest
-from conveyor.simulation.swaps import part
+from conveyor.simulation.swaps import original_of
 from tests.builders import (
     CALLER,
     RUN,
@@ -119,7 +119,7 @@ DOMAIN_PROBES: dict[str, Callable[[], object]] = {
     "empty_run_never_completes": lambda: lifecycle.is_complete(
         a_run(last_batch_received=True), Totals()
     ),
-    "pending_while_ingesting": lambda: part("conveyor.schemas.views:displayed_status")(
+    "pending_while_ingesting": lambda: original_of("conveyor.schemas.views:displayed_status")(
         a_run(open_batches=1), Totals()
     ),
     "last_settle_does_not_look": lambda: settlement.may_be_drained(Settled(None)),

@@ -18,7 +18,7 @@ import msgspec
 from conveyor.simulation.options import ALL_ENGINES, Options, draw
 from conveyor.simulation.profiles import without_internal_faults
 from conveyor.simulation.simulator import Report, simulate
-from conveyor.simulation.swaps import combined
+from conveyor.simulation.swaps import combine
 from tests.mutants.defects import MUTANTS
 
 HUNTED_ON = "memory"
@@ -77,7 +77,7 @@ def run_mutant(name: str, seed: int) -> Report:
 
 def run_together(names: Sequence[str], seed: int) -> Report:
     """Simulates the options that a seed draws, with several defects switched on."""
-    with combined(*(MUTANTS[name].apply for name in names))():
+    with combine(*(MUTANTS[name].apply for name in names))():
         return simulate(draw(seed))
 
 

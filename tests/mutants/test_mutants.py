@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import trio
 
-from conveyor.simulation.swaps import PlaceGone, setting, swapping
+from conveyor.simulation.swaps import SwapTargetMissing, swap, swap_constant
 from tests.mutants.calls import AWS_PROBES, RecordingClient
 from tests.mutants.defects import MUTANTS
 from tests.mutants.domain_probes import DOMAIN_PROBES
@@ -113,12 +113,12 @@ HERE = __name__
 def test_swapping_a_missing_or_changed_attribute_is_an_error(
     place: str, make: Callable[[Any], Any]
 ) -> None:
-    with pytest.raises(PlaceGone), swapping(place, make)():
+    with pytest.raises(SwapTargetMissing), swap(place, make)():
         pass
 
 
 def test_a_failure_under_a_mutant_restores_every_attribute() -> None:
-    with pytest.raises(ZeroDivisionError), setting(f"{HERE}:HERE", "elsewhere")():
+    with pytest.raises(ZeroDivisionError), swap_constant(f"{HERE}:HERE", "elsewhere")():
         raise ZeroDivisionError
 
     assert vars(sys.modules[HERE])["HERE"] == HERE

@@ -40,7 +40,7 @@ from conveyor.domain.run import termination
 from conveyor.domain.run.settlement import Claimed
 from conveyor.domain.run.wait_reason import WorkerReport
 from conveyor.ports.webhook_sender import Delivered, NotDelivered
-from conveyor.simulation.swaps import part
+from conveyor.simulation.swaps import original_of
 from conveyor.telemetry import make_metrics
 from conveyor.usecases import export as exports
 from conveyor.usecases import idempotency, lookup, webhook
@@ -258,7 +258,7 @@ async def a_redelivered_message(env: Context) -> object:
     accepted = await submit(env, 1)
     (message,) = await env.queue.receive(accepted.run.run_id, count_max=1, visibility_s=60)
     again = msgspec.structs.replace(message, receives=2)
-    (claim,) = await part("actors.poller.poller:take")(env, [again])
+    (claim,) = await original_of("actors.poller.poller:take")(env, [again])
     return claim.task.claim
 
 
@@ -348,7 +348,7 @@ async def tasks_on_all_pages(env: Context) -> object:
 
 async def a_foreign_job(env: Context) -> object:
     accepted = await submit(env, 1)
-    own_job = part("conveyor.api.results:load_owned_job")
+    own_job = original_of("conveyor.api.results:load_owned_job")
     job = await own_job(env, OTHER_CALLER, accepted.job.job_id)
     return job.status
 

@@ -124,7 +124,7 @@ class BackendDefaults:
     def handle_presigned(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes
     ) -> int:
-        raise AssertionError("nobody is sent to a storage that nobody can reach")
+        raise AssertionError("this backend has no presigned URLs")
 
     def cut_power(self) -> bool:
         return False

@@ -27,7 +27,7 @@ def an_accepted_job_is_durable(state: StateChange, call: Call) -> Iterator[str]:
         return  # A dry run creates nothing.
     job = state.after.jobs.get((answer["job_id"],))
     if job is None:
-        yield f"call {call.number} was answered {call.status}, and there is no job"
+        yield f"call {call.number} was answered {call.status}, its job is missing"
         return
     latest = answer.get("latest_run")
     if latest is None or job.status is JobStatus.DELETED:
@@ -36,9 +36,9 @@ def an_accepted_job_is_durable(state: StateChange, call: Call) -> Iterator[str]:
     if run is None:
         # A repeated request gets the stored answer even after its run was deleted.
         if not _was_deleted(state, latest["run_id"]):
-            yield f"call {call.number} was answered {call.status}, and there is no run"
+            yield f"call {call.number} was answered {call.status}, its run is missing"
     elif not run.open_batches and run.planned != run.total and run.status is not RunStatus.DELETED:
-        yield f"run {run.run_id}: {run.planned} planned, {run.total} there, no list open"
+        yield f"run {run.run_id}: {run.planned} lines planned, {run.total} stored, no list open"
 
 
 def an_accepted_list_is_durable(state: StateChange, call: Call) -> Iterator[str]:
@@ -50,7 +50,7 @@ def an_accepted_list_is_durable(state: StateChange, call: Call) -> Iterator[str]
     job = state.after.jobs.get((job_id,))
     if job is None or job.status is JobStatus.DELETED:
         if not _was_deleted(state, job_id):
-            yield f"call {call.number} was answered {call.status}, and there is no job"
+            yield f"call {call.number} was answered {call.status}, its job is missing"
         return
     if _was_deleted(state, f"{job_id}/runs/"):
         return
@@ -97,7 +97,7 @@ def no_task_is_lost(state: StateChange) -> Iterator[str]:
         tasks = state.after.tasks_by_run.get(run.run_id, [])
         # More tasks are allowed: a list whose answer was lost may have been admitted.
         if len(tasks) < accepted.lines_count:
-            yield f"run {run.run_id}: {accepted.lines_count} lines promised, {len(tasks)} tasks"
+            yield f"run {run.run_id}: {accepted.lines_count} lines accepted, {len(tasks)} tasks"
         for task in tasks:
             if task.status not in TASK_TERMINAL:
                 yield f"task {run.run_id}/{task.task_id} never ended"
@@ -119,7 +119,7 @@ def an_accepted_job_completes_unless_stopped(state: StateChange) -> Iterator[str
             # If clocks differ by weeks, a run that ended by one clock has expired by another. That
             # it had ended is checked by `only_what_has_ended_expires` (seed 406).
             if not was_asked_for and not state.history.leaps_days:
-                yield f"run {accepted.run_id} of job {accepted.job_id} is gone"
+                yield f"run {accepted.run_id} of job {accepted.job_id} is missing"
         elif accepted.lines_count >= limits.TASKS_MAX:
             # The job may have had more lines than TASKS_MAX, which is noticed only while its list
             # is ingested.
@@ -127,7 +127,7 @@ def an_accepted_job_completes_unless_stopped(state: StateChange) -> Iterator[str
         elif run.status is RunStatus.STOPPED and not was_asked_for:
             yield f"run {run.run_id} was stopped, and no client asked for it: {run.stop_reason}"
         elif run.status is RunStatus.FAILED and not state.history.spent_count:
-            yield f"run {run.run_id} failed, and no account was spent: {run.failure_reason}"
+            yield f"run {run.run_id} failed, with credits left: {run.failure_reason}"
 
 
 def only_what_has_ended_expires(state: StateChange) -> Iterator[str]:

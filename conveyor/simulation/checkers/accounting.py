@@ -96,7 +96,7 @@ def _compare(
         least, most = sum(map(counts, sure)), sum(map(counts, tasks))
         if not least <= count <= most:
             said = f"{least}" if least == most else f"{least} to {most}"
-            yield f"{label}: {name} is {count}, its rows say {said}"
+            yield f"{label}: {name} is {count}, by its rows {said}"
 
 
 _OF_SHARD: Mapping[str, Callable[[Task], bool]] = {
@@ -121,7 +121,7 @@ def counters_never_fall(state: StateChange) -> Iterator[str]:
         # The counter rows of a deleted run are removed one by one, so their sums mean nothing.
         run = state.after.run_by_id.get(new.run_id)
         if not totals.done <= totals.admitted and run is not None and not state.is_deleted(run):
-            yield f"run {new.run_id}: done {totals.done} of {totals.admitted}"
+            yield f"run {new.run_id}: {totals.done} done, {totals.admitted} admitted"
         for name in _GROWING if old is not None else ():
             if getattr(new, name) < getattr(old, name):
                 yield f"run {new.run_id} shard {new.shard}: {name} fell"
@@ -138,14 +138,14 @@ def the_series_adds_up_to_the_counters(state: StateChange) -> Iterator[str]:
         samples = sorted(rows, key=lambda row: row.minute)
         ended = [row.successful + sum(row.reasons.values()) for row in samples]
         if max(ended, default=0) > totals.done:
-            yield f"run {run_id}: a sample has {max(ended)} ended tasks of {totals.done}"
+            yield f"run {run_id}: a sample has {max(ended)} ended tasks, its counters {totals.done}"
         if len(samples) > limits.SAMPLES_MAX:
             yield f"run {run_id} has {len(samples)} samples"
         buckets = make_series(run, samples, totals, now=max(row.at for row in samples) + 1)
         for name in ("successful", "failed", "stored_bytes", "credits", "cost_micros"):
             added = sum(getattr(bucket, name) for bucket in buckets)
             if added != getattr(totals, name):
-                yield f"run {run_id}: {name} of the series is {added}, of {getattr(totals, name)}"
+                yield f"run {run_id}: {name} in the series {added}, counted {getattr(totals, name)}"
 
 
 def a_completed_run_is_complete(state: StateChange) -> Iterator[str]:
@@ -163,7 +163,7 @@ def a_completed_run_is_complete(state: StateChange) -> Iterator[str]:
         if unfinished:
             yield f"run {run.run_id} completed with unfinished tasks: {unfinished[:3]}"
         if run.open_batches or not run.last_batch_received:
-            yield f"run {run.run_id} completed while lists were still to come"
+            yield f"run {run.run_id} completed with lists that are not sealed"
         done = sum(row.done for row in state.after.stats_by_run.get(run.run_id, []))
         if done != run.total or len(tasks) != run.total:
             yield f"run {run.run_id} completed: total {run.total}, done {done}, rows {len(tasks)}"

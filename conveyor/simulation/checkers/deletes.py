@@ -73,7 +73,7 @@ def nothing_refers_to_what_was_deleted(state: StateChange) -> Iterator[str]:
             yield f"the {item.location} {item.name} of a deleted job is left"
         run = state.after.run_by_id.get(item.name)
         if item.location == QUEUE and (run is None or state.is_deleted(run)):
-            yield f"the queue of run {item.name} is left, and the run is gone"
+            yield f"the queue of run {item.name} is left, its run is deleted"
 
 
 def nothing_is_left_of_a_deleted_run(state: StateChange) -> Iterator[str]:

@@ -51,9 +51,9 @@ def claims_only_grow(state: StateChange) -> Iterator[str]:
     for change in _updates(state):
         old, new = change.old, change.new
         if new.claim < old.claim or new.attempts < old.attempts:
-            yield f"task {_name(new)}: claim or attempts fell"
+            yield f"task {_name(new)}: claim or attempts decreased"
         if new.attempts + new.handed_back > new.claim:
-            yield f"task {_name(new)}: more ends than claims"
+            yield f"task {_name(new)}: more attempts than claims"
         ended = new.status in TASK_TERMINAL and old.status not in TASK_TERMINAL
         if ended and new.attempts == old.attempts:
             yield f"task {_name(new)} ended without an attempt"
@@ -80,7 +80,7 @@ def attempts_are_bounded(state: StateChange) -> Iterator[str]:
         job = state.after.jobs.get((run.job_id,)) if run is not None else None
         # When a task is failed for losing its workers, that counts as one more attempt.
         if job is not None and task.attempts > job.max_attempts + 1:
-            yield f"task {_name(task)} was tried {task.attempts} times of {job.max_attempts}"
+            yield f"task {_name(task)} had {task.attempts} attempts, at most {job.max_attempts}"
 
 
 def a_task_that_loses_its_workers_is_failed(state: StateChange, fetch: Fetch) -> Iterator[str]:
@@ -131,7 +131,7 @@ def an_idle_run_is_found(state: StateChange) -> Iterator[str]:
     for run_id, since in state.history.idle_since.items():
         waited_s = state.after.at - since
         if waited_s > state.history.sweep_s + _FOUND_S:
-            yield f"run {run_id} has tasks and no message, for {waited_s:.0f} s"
+            yield f"run {run_id} is idle with unfinished tasks for {waited_s:.0f} s"
 
 
 def _name(task: Task) -> str:
@@ -147,7 +147,7 @@ def a_rerun_has_every_line(state: StateChange) -> Iterator[str]:
         for run in state.after.runs_by_job.get(accepted.job_id, []):
             count = len(state.after.tasks_by_run.get(run.run_id, []))
             if run.status is RunStatus.COMPLETED and count < accepted.lines_count:
-                yield f"run {run.run_id}: {accepted.lines_count} lines promised, {count} tasks"
+                yield f"run {run.run_id}: {accepted.lines_count} lines accepted, {count} tasks"
 
 
 def what_was_accepted_can_be_run_again(state: StateChange, call: Call) -> Iterator[str]:

@@ -25,7 +25,7 @@ def an_export_shows_all_that_ended(state: StateChange) -> Iterator[str]:
         tasks = state.after.tasks_by_run.get(run.run_id, [])
         ended = sum(task.status in TASK_TERMINAL for task in tasks)
         if export.manifest is None or export.manifest.entries != ended:
-            yield f"export {export.export_id}: {ended} tasks have ended, {export.done} are in it"
+            yield f"export {export.export_id}: {ended} ended tasks, {export.done} exported"
         yield from _missing(state, export)
 
 
@@ -67,7 +67,7 @@ def _find_differences(state: StateChange, export: Export, run: Run, file: bytes)
         return
     for entry in entries:
         if not _matches(entry, ended[entry.task_id]):
-            yield f"export {export.export_id}: task {entry.task_id} is another one"
+            yield f"export {export.export_id}: task {entry.task_id} differs from its row"
 
 
 def _matches(entry: ExportedTask, task: Task) -> bool:
@@ -103,4 +103,4 @@ def exports_stay_until_they_expire(state: StateChange) -> Iterator[str]:
 def _missing(state: StateChange, export: Export) -> Iterator[str]:
     body = state.body(export.key) if export.key else None
     if body is None or len(body) != export.size_bytes:
-        yield f"the file of export {export.export_id} is not there as it was published"
+        yield f"the file of export {export.export_id} is missing or has another size"

@@ -25,7 +25,7 @@ def no_fetch_without_a_claim(state: StateChange, fetch: Fetch) -> Iterator[str]:
         return
     is_late = not fetch.claim and task.claim and state.history.is_fault_free
     if fetch.claim > task.claim or is_late:
-        yield f"task {_name(fetch)} is fetched under claim {fetch.claim} of {task.claim}"
+        yield f"task {_name(fetch)} is fetched under claim {fetch.claim}, its row has {task.claim}"
 
 
 def a_claim_fetches_once(state: StateChange) -> Iterator[str]:
@@ -55,7 +55,7 @@ def every_fetch_is_an_attempt(state: StateChange) -> Iterator[str]:
             continue
         count, first = counts[task.run_id, task.task_id], firsts[task.run_id, task.task_id]
         if first > 1:
-            yield f"task {'/'.join(address)} was delivered {first} times for the first time"
+            yield f"task {'/'.join(address)} was fetched as a first delivery {first} times"
         if not task.attempts <= count <= task.attempts + task.handed_back + first:
             tried = f"{count} times for {task.attempts} attempts"
             yield f"task {'/'.join(address)} was fetched {tried}"
@@ -74,7 +74,7 @@ def no_job_is_fetched_beyond_its_cap(state: StateChange, fetch: Fetch) -> Iterat
     times = 1 if history.is_fault_free else max(OVERSHOOT, history.workers_count)
     most = job.max_inflight * times
     if count > most:
-        yield f"{count} pages of job {job.job_id} are fetched at once, of {most}"
+        yield f"{count} pages of job {job.job_id} are fetched at once, limit {most}"
 
 
 def _name(fetch: Fetch) -> str:

@@ -24,7 +24,7 @@ def every_key_gets_its_answer(state: StateChange) -> Iterator[str]:
             last[call.tenant, call.path, call.key, call.body] = call
     for call in last.values():
         if any(words in call.answer for words in _COME_BACK_LATER):
-            yield f"call {call.number} with key {call.key} is told to wait, and waits for ever"
+            yield f"call {call.number} with key {call.key} never got a final answer"
 
 
 def an_expired_key_is_a_new_one(state: StateChange, call: Call) -> Iterator[str]:
@@ -38,9 +38,9 @@ def an_expired_key_is_a_new_one(state: StateChange, call: Call) -> Iterator[str]
         if other is call or not is_used or not _is_expired(other, call):
             continue
         if b"idempotency_key_conflict" in call.answer:
-            yield f"call {call.number} was refused for call {other.number}, a day ago"
+            yield f"call {call.number} conflicts with expired call {other.number}"
         elif call.is_accepted and call.answer == other.answer:
-            yield f"call {call.number} was answered as call {other.number} was, a day ago"
+            yield f"call {call.number} got the answer of expired call {other.number}"
 
 
 def is_same_key(other: Call, call: Call) -> bool:
@@ -68,10 +68,10 @@ def what_was_made_belongs_to_its_key(state: StateChange) -> Iterator[str]:
     subjects = {record.subject for record in state.after.records.values()}
     for job in state.after.jobs.values():
         if job.job_id not in subjects:
-            yield f"job {job.job_id} was made under no key"
+            yield f"job {job.job_id} belongs to no key"
     for run in state.after.runs.values():
         if run.sequence > 1 and run.scheduled_for is None and run.run_id not in subjects:
-            yield f"run {run.run_id} was made under no key"
+            yield f"run {run.run_id} belongs to no key"
     for batch in state.after.batches.values():
         if batch.batch_id != FIRST_BATCH and batch.batch_id not in subjects:
-            yield f"list {batch.batch_id} of run {batch.run_id} was made under no key"
+            yield f"list {batch.batch_id} of run {batch.run_id} belongs to no key"

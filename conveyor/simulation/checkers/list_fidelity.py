@@ -45,7 +45,7 @@ def _compare(run_id: str, batches: Mapping[str, list[Task]], lists: Lists) -> It
     known = [*lists.sent, *lists.uploads]
     for batch_id, tasks in batches.items():
         if not any(_is_list(tasks, lines) for lines in known):
-            yield f"list {batch_id} of run {run_id} is not as anybody sent it"
+            yield f"list {batch_id} of run {run_id} is not a list that a client sent"
     for lines in lists.accepted:
         if lines and not any(_is_list(tasks, lines) for tasks in batches.values()):
             yield f"run {run_id} lacks a list of {len(lines)} lines that was accepted"
@@ -67,7 +67,7 @@ def _misjudged(tasks: list[Task], lists: Lists) -> Iterator[str]:
     for task, line in zip(tasks, lines, strict=False):
         is_refused = task.status is TaskStatus.FAILED and not task.claim
         if _is_bad(line) != (is_refused and task.problem is not None):
-            yield f"task {task.run_id}/{task.task_id} was misjudged: it is {task.status}"
+            yield f"task {task.run_id}/{task.task_id} was validated wrongly: it is {task.status}"
 
 
 def _lists_by_job(history: History) -> dict[str, Lists]:
@@ -180,7 +180,7 @@ def duplicates_are_those_of_their_list(state: StateChange) -> Iterator[str]:
             url = normalize_url(task.url)
             if not job.dedup or url is None or not task.claim:
                 if task.duplicate_of is not None and not job.dedup:
-                    yield f"task {_name_of(task)} is a duplicate in a job without them"
+                    yield f"task {_name_of(task)} is a duplicate in a job without dedup"
                 continue
             # Within a list, clients give all lines with secrets the same ones.
             line = (task.batch_id, url, task.sealed is not None)

@@ -28,7 +28,7 @@ def no_export_is_made_twice(state: StateChange) -> Iterator[str]:
     """I40: only one of several processes makes an export."""
     for change in state.changed(ExportKey) if state.history.is_fault_free else ():
         if change.new is not None and change.new.epoch > 1:
-            yield f"export {change.new.export_id} is made for the {change.new.epoch}. time"
+            yield f"export {change.new.export_id} was started {change.new.epoch} times"
 
 
 def the_last_task_completes_the_run(state: StateChange) -> Iterator[str]:
@@ -46,4 +46,4 @@ def the_last_task_completes_the_run(state: StateChange) -> Iterator[str]:
         # The run also changes when its last list is sealed and when it is closed.
         since_s = new.ended_at - max(old.updated_at, *(task.updated_at for task in tasks))
         if since_s > SOON_S:
-            yield f"run {new.run_id} was complete for {since_s:.1f} s until it said so"
+            yield f"run {new.run_id} completed {since_s:.1f} s after its last task"

@@ -23,14 +23,14 @@ def every_refusal_is_a_problem(state: StateChange, call: Call) -> Iterator[str]:
         return
     answer = f"call {call.number} was answered {call.status}"
     if call.media_type != MEDIA_TYPE:
-        yield f"{answer} as {call.media_type or 'nothing at all'}"
+        yield f"{answer} as {call.media_type or 'no media type'}"
         return
     problem = _parsed(call.answer)
     if call.status == _FAILED_TASK and call.route.endswith("/content"):
         return  # This problem is that of the task; its codes come from the gateway.
     code = problem.get("code")
     if problem.get("status") != call.status or code not in PROBLEM_CODES.get(call.status, ()):
-        yield f"{answer}, which says {problem.get('status')} {code}"
+        yield f"{answer}, whose body says {problem.get('status')} {code}"
     if problem.get("type") != f"urn:conveyor:problem:{code}" or not problem.get("title"):
         yield f"{answer} with a problem of type {problem.get('type')}"
 

@@ -30,7 +30,7 @@ def a_run_with_open_lists_is_not_pending(state: StateChange, call: Call) -> Iter
         return
     for run in _runs_in(call.json):
         if run["status"] == "pending" and run.get("ingest_status") == "pending":
-            yield f"call {call.number} was shown run {run['run_id']} idle, with a list to come"
+            yield f"call {call.number} was shown run {run['run_id']} pending, with an open list"
 
 
 def what_was_accepted_is_found(state: StateChange, call: Call) -> Iterator[str]:
@@ -129,7 +129,7 @@ def a_cursor_fits_its_own_list(state: StateChange, call: Call) -> Iterator[str]:
         other_query = _query(other)
         other_query.pop("cursor", None)
         if (other.tenant, _list(other), other_query) != (call.tenant, _list(call), query):
-            yield f"call {call.number} went on with the cursor of call {other.number}"
+            yield f"call {call.number} used the cursor of call {other.number}"
         return
 
 

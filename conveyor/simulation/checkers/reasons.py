@@ -23,7 +23,7 @@ def no_failure_names_our_resources(state: StateChange) -> Iterator[str]:
         if task is None or task.status is not TaskStatus.FAILED or task.problem is None:
             continue
         if named := _OWN_RESOURCES.search(_text_of(task.problem)):
-            yield f"task {task.run_id}/{task.task_id} failed for our {named[0]}"
+            yield f"task {task.run_id}/{task.task_id} failed because of own resource {named[0]}"
 
 
 def _text_of(problem: Problem) -> str:

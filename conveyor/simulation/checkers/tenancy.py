@@ -39,14 +39,14 @@ def no_webhook_names_a_job_of_another_caller(
     event = json.loads(delivery.body)
     run = state.after.run_by_id.get(event["run_id"])
     if run is not None and run.job_id != event["job_id"]:
-        yield f"event {delivery.event_id} tells of run {run.run_id} of job {run.job_id}"
+        yield f"event {delivery.event_id} names run {run.run_id} of job {run.job_id}"
     for accepted in state.history.accepted_requests.values():
         if accepted.job_id.encode() not in delivery.body:
             continue
         if accepted.job_id != event["job_id"]:
             yield f"event {delivery.event_id} names job {accepted.job_id} as well"
         if not _was_named(delivery.url, accepted.tenant, state.history):
-            yield f"{delivery.url} was told of job {accepted.job_id} of {accepted.tenant}"
+            yield f"{delivery.url} received job {accepted.job_id} of {accepted.tenant}"
 
 
 def _was_named(url: str, tenant: str, history: History) -> bool:
@@ -64,4 +64,4 @@ def a_key_conflicts_only_for_its_caller(state: StateChange, call: Call) -> Itera
         if (other.tenant, other.key, other.path) == (call.tenant, call.key, call.path)
     )
     if all(other.body == call.body for other in own):
-        yield f"call {call.number} of {call.tenant} was refused for somebody else's request"
+        yield f"call {call.number} of {call.tenant} was refused for another caller's key"

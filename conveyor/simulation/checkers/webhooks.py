@@ -23,7 +23,7 @@ def every_event_is_delivered_or_given_up(state: StateChange) -> Iterator[str]:
     heard = {delivery.event_id for delivery in state.history.deliveries if delivery.status == 204}
     for notice in state.after.notices.values():
         if notice.status is NoticeStatus.DUE:
-            yield f"event {notice.notice_id} is still due, after {notice.attempts} tries"
+            yield f"event {notice.notice_id} is still due, after {notice.attempts} attempts"
         if notice.status is NoticeStatus.DELIVERED and notice.notice_id not in heard:
             yield f"event {notice.notice_id} counts as delivered, and no receiver accepted it"
 
@@ -57,7 +57,7 @@ def an_event_is_redelivered_for_its_owner(state: StateChange, delivery: Delivery
     notice = state.after.notices.get((delivery.event_id,))
     accepted = history.accepted_requests.get(notice.job_id) if notice is not None else None
     if accepted is not None and accepted.tenant not in tenants:
-        yield f"event {delivery.event_id} came again, and {accepted.tenant} did not ask for it"
+        yield f"event {delivery.event_id} delivered again, and {accepted.tenant} did not ask"
 
 
 def every_signature_verifies(state: StateChange) -> Iterator[str]:
@@ -93,7 +93,7 @@ def no_event_before_its_end(state: StateChange, delivery: Delivery) -> Iterator[
     run_id = _run_id_of(event)
     run = state.after.run_by_id.get(run_id) if run_id else None
     if run is not None and run.status in RUN_LIVE:
-        yield f"event {delivery.event_id} tells of the end of run {run_id}, which is {run.status}"
+        yield f"event {delivery.event_id} reports the end of run {run_id}, still {run.status}"
 
 
 def _run_id_of(event: dict[str, object]) -> str | None:
@@ -140,7 +140,7 @@ def nothing_is_given_up_early(state: StateChange) -> Iterator[str]:
         if state.history.leaps_days:
             waited_s = state.after.at
         if not was_gone and waited_s < limits.WEBHOOK_GIVE_UP_S:
-            yield f"event {notice.notice_id} was given up after {notice.attempts} tries"
+            yield f"event {notice.notice_id} was given up after {notice.attempts} attempts"
 
 
 def a_message_has_the_name_of_its_event(state: StateChange, delivery: Delivery) -> Iterator[str]:

@@ -126,7 +126,7 @@ class FakeInternet:
 
     async def fetch(self, request: Request) -> Response:
         """Does what HttpPool.fetch does."""
-        assert request.target.host != METADATA_HOST, "somebody went where a receiver sent it"
+        assert request.target.host != METADATA_HOST, "a request followed the redirect of a receiver"
         if self.faults.occurs(Fault.OUT_OF_RESOURCES):
             raise OutOfResources("this process has no descriptor left")
         with trio.move_on_after(request.deadline_s):

@@ -29,7 +29,7 @@ class FaultSource:
         return True
 
     def count(self, name: str) -> None:
-        assert name in _NAMES, f"a fault that nobody knows: {name}"
+        assert name in _NAMES, f"a fault that FAULTS does not list: {name}"
         self.fault_counts[name] += 1
 
     def seconds(self, span: Span) -> float:

@@ -16,7 +16,7 @@ from conveyor.domain.ids import BatchId, JobId, RunId
 from conveyor.domain.model import IdempotencyRecord, StagedList, TaskSpec
 from conveyor.ports.errors import Unavailable
 from conveyor.simulation.profiles import HASTY_KEYS
-from conveyor.simulation.swaps import swapping
+from conveyor.simulation.swaps import swap
 from conveyor.usecases.context import Context
 from conveyor.usecases.idempotency import StoredResponse, ToAnswer, Work
 from conveyor.usecases.submit.staging import source_key
@@ -105,7 +105,7 @@ MUTANTS = (
         window=1,
         invariants=(1, 2, 13),
         what="A list counts as stored although its write was not answered.",
-        apply=swapping("conveyor.usecases.submit.staging:stage", _assume_stored),
+        apply=swap("conveyor.usecases.submit.staging:stage", _assume_stored),
         world={"at_once_max": 1, "rates": {"call_refused": 0.05}},
     ),
     Mutant(
@@ -113,42 +113,42 @@ MUTANTS = (
         window=88,
         invariants=(3,),
         what="A request that takes over a key from a lost owner creates another job.",
-        apply=swapping("conveyor.domain.idempotency:claim_key", _use_another_subject),
+        apply=swap("conveyor.domain.idempotency:claim_key", _use_another_subject),
     ),
     Mutant(
         name="key_claim_never_lapses",
         window=82,
         invariants=(5,),
         what="The claim on a key never expires after its owner is lost.",
-        apply=swapping("conveyor.domain.idempotency:decide", _never_expire_claim),
+        apply=swap("conveyor.domain.idempotency:decide", _never_expire_claim),
     ),
     Mutant(
         name="refusal_for_now_is_kept",
         window=85,
         invariants=(5,),
         what="A refusal with Retry-After is stored and replayed.",
-        apply=swapping("conveyor.usecases.idempotency:_run_handler", _store_every_refusal),
+        apply=swap("conveyor.usecases.idempotency:_run_handler", _store_every_refusal),
     ),
     Mutant(
         name="key_of_all_callers",
         window=84,
         invariants=(44,),
         what="A key is scoped by method and path, but not by its caller.",
-        apply=swapping("conveyor.domain.idempotency:Request.key_id", _omit_caller),
+        apply=swap("conveyor.domain.idempotency:Request.key_id", _omit_caller),
     ),
     Mutant(
         name="key_without_fingerprint",
         window=86,
         invariants=(6,),
         what="A key with another request body gets the answer to the first body.",
-        apply=swapping("conveyor.domain.idempotency:decide", _ignore_fingerprint),
+        apply=swap("conveyor.domain.idempotency:decide", _ignore_fingerprint),
     ),
     Mutant(
         name="last_answer_stands",
         window=88,
         invariants=(4,),
         what="A slow first request replaces the answer of the request that took over its key.",
-        apply=swapping("conveyor.domain.idempotency:answer", _replace_any_answer),
+        apply=swap("conveyor.domain.idempotency:answer", _replace_any_answer),
         world={
             "limits": HASTY_KEYS,
             "client_speed": 10.0,

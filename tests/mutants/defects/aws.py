@@ -16,7 +16,7 @@ from conveyor.engines.aws.client.client import ATTEMPTS_MAX
 from conveyor.ports.errors import Unavailable
 from conveyor.simulation.models.fault_rates import CALM, DynamoFaults, FaultRates, SqsFaults
 from conveyor.simulation.profiles import NEVER_S
-from conveyor.simulation.swaps import combined, part, swapping
+from conveyor.simulation.swaps import combine, original_of, swap
 from conveyor.usecases.context import Context
 from tests.mutants.mutant import Mutant
 
@@ -69,10 +69,10 @@ def _note_without_condition(noting: Any) -> Any:
 def _settle_then_count(_: Any) -> Any:
     async def mutated(table: Any, group: list[tuple[int, Change]]) -> Any:
         changes = [change for _, change in group]
-        *flips, count = part("conveyor.engines.aws.dynamodb.transactions:_steps")(
+        *flips, count = original_of("conveyor.engines.aws.dynamodb.transactions:_steps")(
             table.name, changes
         )
-        judge = part("conveyor.domain.changes:find_refusal")
+        judge = original_of("conveyor.domain.changes:find_refusal")
         failed = await table.write_together(flips)
         if failed is None:
             await table.write("UpdateItem", count["Update"])
@@ -88,7 +88,9 @@ def _settle_then_count(_: Any) -> Any:
 
 def _drop_unprocessed(_: Any) -> Any:
     async def mutated(self: Any, places: Any, *, is_consistent: bool) -> Any:
-        keys = [part("conveyor.engines.aws.dynamodb.table:key_item")(place) for place in places]
+        keys = [
+            original_of("conveyor.engines.aws.dynamodb.table:key_item")(place) for place in places
+        ]
         request = {self.name: {"Keys": keys, "ConsistentRead": is_consistent}}
         answer = await self.call("BatchGetItem", {"RequestItems": request})
         return answer.get("Responses", {}).get(self.name, [])
@@ -165,7 +167,7 @@ MUTANTS = (
         window=5,
         invariants=(2, 11, 21),
         what="A row whose INSERT was throttled counts as inserted.",
-        apply=swapping(f"{_DYNAMO}.table:Table.insert", _count_throttled_as_done),
+        apply=swap(f"{_DYNAMO}.table:Table.insert", _count_throttled_as_done),
         engines=_AWS,
         world={"service_rates": _THROTTLED_ROWS, "sync_tasks_max": 5},
     ),
@@ -174,7 +176,7 @@ MUTANTS = (
         window=5,
         invariants=(2, 11, 21),
         what="If the first INSERT of a batch was applied, the answers of the others are not read.",
-        apply=swapping(f"{_DYNAMO}.table:Table.insert", _read_first_answer_only),
+        apply=swap(f"{_DYNAMO}.table:Table.insert", _read_first_answer_only),
         engines=_AWS,
         world={"service_rates": _THROTTLED_ROWS, "sync_tasks_max": 5},
     ),
@@ -183,7 +185,7 @@ MUTANTS = (
         window=5,
         invariants=(2, 11, 21),
         what="A batch of INSERTs without an answer counts as inserted.",
-        apply=swapping(f"{_DYNAMO}.table:Table.insert", _count_unanswered_as_done),
+        apply=swap(f"{_DYNAMO}.table:Table.insert", _count_unanswered_as_done),
         engines=_AWS,
         world={"sync_tasks_max": 5},
     ),
@@ -192,9 +194,9 @@ MUTANTS = (
         window=16,
         invariants=(21, 22),
         what="A chunk that is written again is counted again.",
-        apply=combined(
-            swapping("conveyor.engines.aws.dynamodb.ingest:_check_step", _forget_counted),
-            swapping("conveyor.engines.aws.dynamodb.ingest:_note_counted", _note_without_condition),
+        apply=combine(
+            swap("conveyor.engines.aws.dynamodb.ingest:_check_step", _forget_counted),
+            swap("conveyor.engines.aws.dynamodb.ingest:_note_counted", _note_without_condition),
         ),
         engines=_AWS,
     ),
@@ -203,9 +205,7 @@ MUTANTS = (
         window=55,
         invariants=(21,),
         what="Tasks are settled in one transaction, and counted in another.",
-        apply=swapping(
-            "conveyor.engines.aws.dynamodb.transactions:_apply_group", _settle_then_count
-        ),
+        apply=swap("conveyor.engines.aws.dynamodb.transactions:_apply_group", _settle_then_count),
         engines=_AWS,
     ),
     Mutant(
@@ -213,7 +213,7 @@ MUTANTS = (
         window=5,
         invariants=(2, 39),
         what="Keys that the table left unprocessed in a batch read count as absent.",
-        apply=swapping("conveyor.engines.aws.dynamodb.table:Table._get_slice", _drop_unprocessed),
+        apply=swap("conveyor.engines.aws.dynamodb.table:Table._get_slice", _drop_unprocessed),
         engines=_AWS,
         world={"service_rates": FaultRates(dynamodb=DynamoFaults(unprocessed_rate=0.2))},
     ),
@@ -222,7 +222,7 @@ MUTANTS = (
         window=7,
         invariants=(39,),
         what="Rows are read without consistency, so a read may be stale.",
-        apply=swapping("conveyor.engines.aws.dynamodb.table:Table.call", _read_without_consistency),
+        apply=swap("conveyor.engines.aws.dynamodb.table:Table.call", _read_without_consistency),
         engines=_AWS,
         world={"service_rates": FaultRates(dynamodb=DynamoFaults(stale_read_rate=0.3))},
     ),
@@ -231,7 +231,7 @@ MUTANTS = (
         window=89,
         invariants=(37,),
         what="After a cursor, a page leaves out one shard.",
-        apply=swapping("conveyor.engines.aws.dynamodb.queries:_ranges_of", _omit_one_shard),
+        apply=swap("conveyor.engines.aws.dynamodb.queries:_ranges_of", _omit_one_shard),
         engines=_AWS,
         world={"sync_tasks_max": 5, "shard_count": 4, "page_rows": 3},
     ),
@@ -240,7 +240,7 @@ MUTANTS = (
         window=78,
         invariants=(33,),
         what="A deletion assumes that every job has a single shard.",
-        apply=swapping("conveyor.engines.aws.dynamodb.deletion:_shard_count", _assume_one_shard),
+        apply=swap("conveyor.engines.aws.dynamodb.deletion:_shard_count", _assume_one_shard),
         engines=_AWS,
         world={"client_profile": "tidy", "sync_tasks_max": 5, "shard_count": 4},
     ),
@@ -249,7 +249,7 @@ MUTANTS = (
         window=42,
         invariants=(2, 20),
         what="Refs that were not sent because of a crash are never sent.",
-        apply=swapping("conveyor.usecases.run.reconcile:_resend", _never_resend),
+        apply=swap("conveyor.usecases.run.reconcile:_resend", _never_resend),
         engines=_AWS,
         world={"service_rates": FaultRates(sqs=SqsFaults(retention_s_max=20.0))},
     ),
@@ -258,10 +258,10 @@ MUTANTS = (
         window=45,
         invariants=(29, 30),
         what="Leases use the workers' clocks; an expired holder releases its successor's lease.",
-        apply=combined(
-            swapping("conveyor.engines.aws.coordinator:DynamoCoordinator._drop", _delete_any_lease),
+        apply=combine(
+            swap("conveyor.engines.aws.coordinator:DynamoCoordinator._drop", _delete_any_lease),
             # With the clock of the service hardly any lease expires while it is held.
-            swapping("conveyor.engines.aws.client.service_clock:ServiceClock.now", _use_own_clock),
+            swap("conveyor.engines.aws.client.service_clock:ServiceClock.now", _use_own_clock),
         ),
         engines=_AWS,
         world={
@@ -279,7 +279,7 @@ MUTANTS = (
         window=43,
         invariants=(29,),
         what="Leases in Redis are counted first and acquired afterwards, not atomically.",
-        apply=swapping(
+        apply=swap(
             "conveyor.engines.redis.coordinator:RedisCoordinator.acquire", _count_before_acquire
         ),
         engines=_AWS,

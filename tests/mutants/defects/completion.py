@@ -17,7 +17,7 @@ from conveyor.simulation.faults.faults import Fault
 from conveyor.simulation.models.fault_rates import FaultRates, SqsFaults
 from conveyor.simulation.options import RETENTION_S
 from conveyor.simulation.profiles import NEVER_S
-from conveyor.simulation.swaps import part, swapping
+from conveyor.simulation.swaps import original_of, swap
 from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import totals_of
 from conveyor.usecases.run.reconcile import SweepResult
@@ -73,7 +73,7 @@ def _repair_without_completion(repair: Any) -> Any:
         if run.stop_requested_at is not None:
             await repair(env, run, repairs)
         else:
-            resend = part("conveyor.usecases.run.reconcile:_resend")
+            resend = original_of("conveyor.usecases.run.reconcile:_resend")
             depth = await env.queue.depth(run.run_id)
             repairs.resent += await resend(env, run, depth, await totals_of(env, run))
         return False
@@ -85,7 +85,7 @@ def _sweep_first_page(_: Any) -> Any:
     async def mutated(env: Context, drained: dict[RunId, Run] | None = None) -> SweepResult:
         repairs = SweepResult()
         after: RunId | None = None
-        repair = part("conveyor.usecases.run.reconcile:_repair")
+        repair = original_of("conveyor.usecases.run.reconcile:_repair")
         for run in await env.store.find(RunsIn(statuses=RUN_LIVE, after=after, limit=_FEW)):
             await repair(env, run, repairs)
         return repairs
@@ -128,7 +128,7 @@ MUTANTS = (
         window=27,
         invariants=(23, 26),
         what="Tasks are added to a job that has just been closed.",
-        apply=swapping("conveyor.domain.submit.admission:add_batch", _add_without_guards),
+        apply=swap("conveyor.domain.submit.admission:add_batch", _add_without_guards),
         world={
             "client_profile": "adding",
             "client_speed": 10.0,
@@ -142,42 +142,42 @@ MUTANTS = (
         window=28,
         invariants=(23,),
         what="A run completes although one of its lists is still being ingested.",
-        apply=swapping("conveyor.domain.lifecycle:is_complete", _ignore_open_batches),
+        apply=swap("conveyor.domain.lifecycle:is_complete", _ignore_open_batches),
     ),
     Mutant(
         name="completed_before_close",
         window=31,
         invariants=(23,),
         what="The run of an open job completes as soon as it has no task left.",
-        apply=swapping("conveyor.domain.lifecycle:is_complete", _ignore_last_batch),
+        apply=swap("conveyor.domain.lifecycle:is_complete", _ignore_last_batch),
     ),
     Mutant(
         name="empty_run_never_completes",
         window=30,
         invariants=(27,),
         what="A run without tasks never completes, because no task is settled.",
-        apply=swapping("conveyor.domain.lifecycle:is_complete", _require_tasks),
+        apply=swap("conveyor.domain.lifecycle:is_complete", _require_tasks),
     ),
     Mutant(
         name="pending_while_ingesting",
         window=32,
         invariants=(28,),
         what="A run is displayed as idle while a list is being ingested.",
-        apply=swapping("conveyor.schemas.views:displayed_status", _hide_open_batches),
+        apply=swap("conveyor.schemas.views:displayed_status", _hide_open_batches),
     ),
     Mutant(
         name="last_settle_does_not_look",
         window=67,
         invariants=(27,),
         what="The settle of the last task leaves the completion to the sweeper.",
-        apply=swapping("conveyor.domain.run.settlement:may_be_drained", _never_drained),
+        apply=swap("conveyor.domain.run.settlement:may_be_drained", _never_drained),
     ),
     Mutant(
         name="sweeper_does_not_look",
         window=29,
         invariants=(27,),
         what="The sweeper does not repair a completion that a crash interrupted.",
-        apply=swapping("conveyor.usecases.run.reconcile:_repair", _repair_without_completion),
+        apply=swap("conveyor.usecases.run.reconcile:_repair", _repair_without_completion),
         world={**_LOST_ANSWERS, "think_s": 1.0, "max_inflight": 1, "safety_s": 300.0},
     ),
     Mutant(
@@ -185,7 +185,7 @@ MUTANTS = (
         window=97,
         invariants=(20, 27),
         what="The sweeper reads the first page of runs and never the others.",
-        apply=swapping("conveyor.usecases.run.reconcile:sweep_runs", _sweep_first_page),
+        apply=swap("conveyor.usecases.run.reconcile:sweep_runs", _sweep_first_page),
         engines=("aws",),
         world=_LOST_MESSAGES,
     ),

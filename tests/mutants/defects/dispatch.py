@@ -14,7 +14,7 @@ from conveyor.domain.ids import JobId, LeaseId, RunId
 from conveyor.domain.ownership import SLOTS_SHARE, LiveWorkers
 from conveyor.ports.errors import Unavailable
 from conveyor.simulation.profiles import NEVER_S
-from conveyor.simulation.swaps import combined, swapping
+from conveyor.simulation.swaps import combine, swap
 from conveyor.usecases.run.run_progress import WORKERS
 from tests.mutants.mutant import Mutant
 
@@ -114,9 +114,9 @@ MUTANTS = (
         window=51,
         invariants=(27, 20),
         what="The report of a killed worker stays for a day, so no worker takes over its runs.",
-        apply=combined(
-            swapping("conveyor.usecases.run.run_progress:publish_presence", _publish_for_a_day),
-            swapping("conveyor.usecases.run.run_progress:withdraw_presence", _do_not_withdraw),
+        apply=combine(
+            swap("conveyor.usecases.run.run_progress:publish_presence", _publish_for_a_day),
+            swap("conveyor.usecases.run.run_progress:withdraw_presence", _do_not_withdraw),
         ),
         world=_SEVERAL_WORKERS,
     ),
@@ -125,9 +125,9 @@ MUTANTS = (
         window=51,
         invariants=(27, 20),
         what="A worker uses the first reports that it read, however old they are.",
-        apply=combined(
-            swapping("actors.worker_roster:Roster.update", _keep_first_reports),
-            swapping("conveyor.domain.ownership:LiveWorkers.is_recent", _always_recent),
+        apply=combine(
+            swap("actors.worker_roster:Roster.update", _keep_first_reports),
+            swap("conveyor.domain.ownership:LiveWorkers.is_recent", _always_recent),
         ),
         world=_SEVERAL_WORKERS,
     ),
@@ -136,7 +136,7 @@ MUTANTS = (
         window=38,
         invariants=(27, 20),
         what="A run whose tasks need less than one share of a worker's slots has no owner.",
-        apply=swapping("conveyor.domain.ownership:owners_wanted", _round_down),
+        apply=swap("conveyor.domain.ownership:owners_wanted", _round_down),
         world=_SEVERAL_WORKERS,
     ),
     Mutant(
@@ -144,7 +144,7 @@ MUTANTS = (
         window=38,
         invariants=(27, 20),
         what="A poller that has received every message never receives a returned message.",
-        apply=swapping("actors.poller.poller:RunPoller._stay_quiet", _stay_quiet_until_end),
+        apply=swap("actors.poller.poller:RunPoller._stay_quiet", _stay_quiet_until_end),
         world=_SEVERAL_WORKERS,
     ),
     Mutant(
@@ -152,7 +152,7 @@ MUTANTS = (
         window=33,
         invariants=(27,),
         what="A run that is late in the index, or whose writer's clock is slow, is not discovered.",
-        apply=swapping("actors.queue_discovery:QueueDiscovery._scan_forever", _scan_new_runs_only),
+        apply=swap("actors.queue_discovery:QueueDiscovery._scan_forever", _scan_new_runs_only),
         world={
             "workers_count": 1,
             "offset_s": 30.0,
@@ -165,13 +165,13 @@ MUTANTS = (
         window=43,
         invariants=(29,),
         what="Leases are granted without counting those that others hold.",
-        apply=combined(
-            swapping(
+        apply=combine(
+            swap(
                 "conveyor.engines.memory.coordinator:MemoryCoordinator._take",
                 _ignore_other_leases,
             ),
-            swapping("conveyor.engines.sqlite.coordinator:_free_count", _report_all_free),
-            swapping("conveyor.engines.aws.coordinator:DynamoCoordinator._put", _overwrite_slot),
+            swap("conveyor.engines.sqlite.coordinator:_free_count", _report_all_free),
+            swap("conveyor.engines.aws.coordinator:DynamoCoordinator._put", _overwrite_slot),
         ),
     ),
 )

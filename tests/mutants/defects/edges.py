@@ -13,7 +13,7 @@ from conveyor.domain.run.settlement import Claimed
 from conveyor.ports.coordinator import HostPool
 from conveyor.ports.gateway import PageMemory, Scraped, ScrapeRequest
 from conveyor.simulation.environment.conditions import Conditions
-from conveyor.simulation.swaps import swapping
+from conveyor.simulation.swaps import swap
 from conveyor.usecases.context import Context
 from conveyor.usecases.run.tasks import Finish
 from tests.mutants.mutant import Mutant
@@ -80,7 +80,7 @@ MUTANTS = (
         window=108,
         invariants=(55,),
         what="A connection of one caller is reused for another caller.",
-        apply=swapping("conveyor.usecases.run.tasks:request_for", _clear_partition),
+        apply=swap("conveyor.usecases.run.tasks:request_for", _clear_partition),
         world={"conditions": Conditions(hostile="late_answers"), "has_gateway": False},
     ),
     Mutant(
@@ -88,7 +88,7 @@ MUTANTS = (
         window=109,
         invariants=(52,),
         what="A paid page is missing from the spend and the history.",
-        apply=swapping("conveyor.usecases.run.tasks:judge_success", _drop_cost),
+        apply=swap("conveyor.usecases.run.tasks:judge_success", _drop_cost),
         world={"is_fault_free": True, "conditions": ORDERLY, "has_gateway": True},
     ),
     Mutant(
@@ -96,7 +96,7 @@ MUTANTS = (
         window=111,
         invariants=(29,),
         what="A job ignores its host limits and uses all its tasks in flight for one host.",
-        apply=swapping("actors.poller.host_limiter:HostLimiter._pool", _use_cap_of_job),
+        apply=swap("actors.poller.host_limiter:HostLimiter._pool", _use_cap_of_job),
         world={"is_fault_free": True, "client_profile": "polite", "client_speed": 10.0},
     ),
     Mutant(
@@ -104,7 +104,7 @@ MUTANTS = (
         window=113,
         invariants=(66,),
         what="The directory entry of a pack is not synced when its first body is.",
-        apply=swapping("conveyor.engines.sqlite.pack_files:sync_directory", _do_not_sync),
+        apply=swap("conveyor.engines.sqlite.pack_files:sync_directory", _do_not_sync),
         engines=("embedded",),
         world={"conditions": POWER_CUTS},
     ),
@@ -113,7 +113,7 @@ MUTANTS = (
         window=113,
         invariants=(66,),
         what="A body in a pack counts as stored before its bytes are synced.",
-        apply=swapping("conveyor.engines.sqlite.pack_files:PackFiles._write", _write_without_sync),
+        apply=swap("conveyor.engines.sqlite.pack_files:PackFiles._write", _write_without_sync),
         engines=("embedded",),
         world={"conditions": POWER_CUTS},
     ),
@@ -122,7 +122,7 @@ MUTANTS = (
         window=113,
         invariants=(66,),
         what="A body outside packs gets its name before its bytes are synced.",
-        apply=swapping("conveyor.engines.sqlite.blobs:_sync", _close_without_sync),
+        apply=swap("conveyor.engines.sqlite.blobs:_sync", _close_without_sync),
         engines=("embedded",),
         world={"conditions": POWER_CUTS, "sync_tasks_max": 5, "at_once_max": 0},
     ),

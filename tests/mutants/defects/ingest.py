@@ -24,7 +24,7 @@ from conveyor.domain.model import (
 from conveyor.domain.run import ingestion
 from conveyor.domain.submit.admission import Identity
 from conveyor.simulation.profiles import SHORT_LISTS
-from conveyor.simulation.swaps import combined, part, swapping
+from conveyor.simulation.swaps import combine, original_of, swap
 from conveyor.usecases.context import Context
 from conveyor.usecases.submit import staging, upload
 from conveyor.usecases.submit.upload import slot_key
@@ -41,8 +41,8 @@ def _overwrite_in_memory(put_chunk: Any) -> Any:
 
 def _overwrite_rows(put_chunk: Any) -> Any:
     def mutated(connection: Any, chunk: Chunk, now: float) -> Any:
-        table = part("conveyor.engines.sqlite.store:_TASKS")
-        insert: str = part("conveyor.engines.sqlite.sql:insert_sql")(table)
+        table = original_of("conveyor.engines.sqlite.store:_TASKS")
+        insert: str = original_of("conveyor.engines.sqlite.sql:insert_sql")(table)
         replace = insert.replace("INSERT", "INSERT OR REPLACE").partition(" ON CONFLICT")[0]
         connection.executemany(replace, map(table.to_row, chunk.tasks))
         return put_chunk(connection, chunk, now)
@@ -177,10 +177,10 @@ MUTANTS = (
         window=14,
         invariants=(9, 14, 21),
         what="A chunk that is written again replaces existing rows.",
-        apply=combined(
-            swapping("conveyor.engines.memory.store:MemoryStore.put_chunk", _overwrite_in_memory),
-            swapping("conveyor.engines.sqlite.store:_put_chunk", _overwrite_rows),
-            swapping("conveyor.engines.aws.dynamodb.table:Table.insert", _overwrite_items),
+        apply=combine(
+            swap("conveyor.engines.memory.store:MemoryStore.put_chunk", _overwrite_in_memory),
+            swap("conveyor.engines.sqlite.store:_put_chunk", _overwrite_rows),
+            swap("conveyor.engines.aws.dynamodb.table:Table.insert", _overwrite_items),
         ),
     ),
     Mutant(
@@ -188,21 +188,21 @@ MUTANTS = (
         window=15,
         invariants=(11, 21, 22),
         what="A step of an ingest is not fenced by the batch's owner and checkpoint.",
-        apply=swapping("conveyor.domain.changes:Chunk.fence", _remove_fence),
+        apply=swap("conveyor.domain.changes:Chunk.fence", _remove_fence),
     ),
     Mutant(
         name="total_set_not_added",
         window=17,
         invariants=(11, 22, 23),
         what="Sealing a list sets the run's total to its own count and drops that of other lists.",
-        apply=swapping("conveyor.domain.run.ingestion:seal", _set_total),
+        apply=swap("conveyor.domain.run.ingestion:seal", _set_total),
     ),
     Mutant(
         name="upload_not_pinned",
         window=10,
         invariants=(10,),
         what="A job reads the uploaded list from the slot, where its caller may still replace it.",
-        apply=swapping("conveyor.usecases.submit.upload:take", _read_from_slot),
+        apply=swap("conveyor.usecases.submit.upload:take", _read_from_slot),
         world={
             "client_profile": "uploading",
             "sync_tasks_max": 5,
@@ -214,7 +214,7 @@ MUTANTS = (
         window=13,
         invariants=(2, 12),
         what="An invalid line is left out instead of becoming a failed task.",
-        apply=swapping("conveyor.domain.run.ingestion:chunk_of_specs", _drop_invalid_lines),
+        apply=swap("conveyor.domain.run.ingestion:chunk_of_specs", _drop_invalid_lines),
         world={"at_once_max": 0, "client_speed": 10.0},
     ),
     Mutant(
@@ -222,21 +222,21 @@ MUTANTS = (
         window=24,
         invariants=(24,),
         what="Chunks are still written to a run that has been stopped.",
-        apply=swapping("conveyor.domain.run.ingestion:_chunk", _pass_any_gate),
+        apply=swap("conveyor.domain.run.ingestion:_chunk", _pass_any_gate),
     ),
     Mutant(
         name="ids_without_batch",
         window=26,
         invariants=(2, 8),
         what="Lines of two lists at the same index have the same id.",
-        apply=swapping("conveyor.domain.submit.admission:task_ids", _omit_batch),
+        apply=swap("conveyor.domain.submit.admission:task_ids", _omit_batch),
     ),
     Mutant(
         name="resumed_list_renumbered",
         window=19,
         invariants=(2, 8),
         what="An ingester that resumes a list numbers its lines from 0 again.",
-        apply=swapping("conveyor.usecases.run.ingest:_chunks_of_upload", _number_from_zero),
+        apply=swap("conveyor.usecases.run.ingest:_chunks_of_upload", _number_from_zero),
         world={
             "client_profile": "uploading",
             "sync_tasks_max": 5,
@@ -249,14 +249,14 @@ MUTANTS = (
         window=8,
         invariants=(13,),
         what="No worker resumes a list whose ingester was lost.",
-        apply=swapping("conveyor.usecases.run.reconcile:stalled_batches", _find_no_stalled_batch),
+        apply=swap("conveyor.usecases.run.reconcile:stalled_batches", _find_no_stalled_batch),
     ),
     Mutant(
         name="failed_ingest_leaves_run",
         window=21,
         invariants=(13, 27),
         what="A list that cannot be ingested is abandoned, and its run waits for it.",
-        apply=swapping("conveyor.usecases.run.ingest:fail_batch", _abandon_batch_only),
+        apply=swap("conveyor.usecases.run.ingest:fail_batch", _abandon_batch_only),
         world={"client_profile": "uploading", "sync_tasks_max": 5, "limits": SHORT_LISTS},
     ),
 )

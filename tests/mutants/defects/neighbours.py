@@ -11,7 +11,7 @@ from conveyor.domain.ids import CallerId, Random, RunId
 from conveyor.domain.model import Task
 from conveyor.domain.quota import Quota, QuotaExceeded
 from conveyor.simulation.environment.conditions import DAY_S, SLOTS, TIGHT, Conditions
-from conveyor.simulation.swaps import combined, swapping
+from conveyor.simulation.swaps import combine, swap
 from conveyor.usecases.context import Context
 from conveyor.usecases.quota import Use
 from tests.mutants.mutant import Mutant
@@ -147,7 +147,7 @@ MUTANTS = (
         window=114,
         invariants=(60,),
         what="A worker keeps calling a gateway that is unavailable.",
-        apply=swapping("conveyor.domain.backpressure.gateway_health:_open", _keep_closed),
+        apply=swap("conveyor.domain.backpressure.gateway_health:_open", _keep_closed),
         world={
             **_WITH_GATEWAY,
             "conditions": _GATEWAY_OUTAGES,
@@ -160,7 +160,7 @@ MUTANTS = (
         window=115,
         invariants=(60,),
         what="A call that fails during an outage of the gateway counts as an attempt of its task.",
-        apply=swapping(
+        apply=swap(
             "conveyor.domain.backpressure.gateway_health:GatewayHealth.note_failure",
             _count_every_failure,
         ),
@@ -171,7 +171,7 @@ MUTANTS = (
         window=116,
         invariants=(59,),
         what="Calls begin beyond the limit that the gateway reports.",
-        apply=swapping("conveyor.domain.backpressure.call_window:CallWindow.room", _ignore_limit),
+        apply=swap("conveyor.domain.backpressure.call_window:CallWindow.room", _ignore_limit),
         world={
             **_WITH_GATEWAY,
             "conditions": Conditions(gateway_plan=1, is_isolated=True),
@@ -184,9 +184,9 @@ MUTANTS = (
         window=117,
         invariants=(51,),
         what="A page that cannot be stored is thrown away and fetched again.",
-        apply=combined(
-            swapping("actors.limiters.storage_breaker:StorageBreaker.hold", _refuse_to_hold),
-            swapping("actors.limiters.storage_breaker:StorageBreaker.note_failure", _note_nothing),
+        apply=combine(
+            swap("actors.limiters.storage_breaker:StorageBreaker.hold", _refuse_to_hold),
+            swap("actors.limiters.storage_breaker:StorageBreaker.note_failure", _note_nothing),
         ),
         world={
             **_NO_FAULTS,
@@ -199,7 +199,7 @@ MUTANTS = (
         window=118,
         invariants=(53,),
         what="A task that crashes its handler also crashes the other tasks of the worker.",
-        apply=swapping("actors.task_runner:isolate", _call_directly),
+        apply=swap("actors.task_runner:isolate", _call_directly),
         world={**_NO_FAULTS, "conditions": Conditions(poisons=("task",), is_isolated=True)},
     ),
     Mutant(
@@ -207,7 +207,7 @@ MUTANTS = (
         window=119,
         invariants=(57,),
         what="A caller that has used up a quota is still served.",
-        apply=swapping("conveyor.usecases.quota:StorageQuotas._find_exceeded", _find_none_exceeded),
+        apply=swap("conveyor.usecases.quota:StorageQuotas._find_exceeded", _find_none_exceeded),
         world={
             "is_fault_free": True,
             "conditions": Conditions(hostile="over_quotas", quotas=TIGHT, is_isolated=True),
@@ -219,7 +219,7 @@ MUTANTS = (
         window=120,
         invariants=(58,),
         what="The response to a stop omits the calls that the gateway still completes.",
-        apply=swapping("conveyor.usecases.run.run_progress:count_abandoned", _count_none_abandoned),
+        apply=swap("conveyor.usecases.run.run_progress:count_abandoned", _count_none_abandoned),
         world={
             **_WITH_GATEWAY,
             "conditions": Conditions(is_isolated=True),
@@ -232,11 +232,9 @@ MUTANTS = (
         window=121,
         invariants=(56,),
         what="One caller may use every slot for as long as its pages take.",
-        apply=combined(
-            swapping("actors.limiters.fair_limiter:FairLimiter.room_for", _give_all_free_slots),
-            swapping(
-                "actors.limiters.fair_limiter:FairLimiter._preempt_for_waiters", _preempt_nothing
-            ),
+        apply=combine(
+            swap("actors.limiters.fair_limiter:FairLimiter.room_for", _give_all_free_slots),
+            swap("actors.limiters.fair_limiter:FairLimiter._preempt_for_waiters", _preempt_nothing),
         ),
         world={
             **_NO_FAULTS,
@@ -251,7 +249,7 @@ MUTANTS = (
         window=122,
         invariants=(61,),
         what="A claim made while the clock was a day ahead lasts for a day.",
-        apply=swapping("conveyor.domain.timing:is_unreal", _accept_every_deadline),
+        apply=swap("conveyor.domain.timing:is_unreal", _accept_every_deadline),
         world={
             "conditions": Conditions(clock_leap_s=DAY_S),
             "safety_s": 100.0,
@@ -264,9 +262,9 @@ MUTANTS = (
         window=123,
         invariants=(64,),
         what="A result is served after its expiry while its body still exists.",
-        apply=combined(
-            swapping("conveyor.usecases.run.results:ResultExpiry.is_over", _never_expired),
-            swapping("conveyor.usecases.run.reconcile:sweep_expired", _sweep_nothing),
+        apply=combine(
+            swap("conveyor.usecases.run.results:ResultExpiry.is_over", _never_expired),
+            swap("conveyor.usecases.run.reconcile:sweep_expired", _sweep_nothing),
         ),
         world=_EXPIRING_RESULTS,
     ),
@@ -275,7 +273,7 @@ MUTANTS = (
         window=123,
         invariants=(64,),
         what="The bodies of expired results are never removed.",
-        apply=swapping("conveyor.usecases.run.reconcile:sweep_expired", _sweep_nothing),
+        apply=swap("conveyor.usecases.run.reconcile:sweep_expired", _sweep_nothing),
         world=_EXPIRING_RESULTS,
     ),
 )

@@ -14,7 +14,7 @@ from conveyor.engines.packed_key import Part
 from conveyor.ports.blobs import Stored
 from conveyor.ports.errors import Unavailable
 from conveyor.simulation.models.fault_rates import FaultRates, S3Faults
-from conveyor.simulation.swaps import swapping
+from conveyor.simulation.swaps import swap
 from tests.mutants.mutant import Mutant
 
 _PACKS = "conveyor.engines.aws.packs"
@@ -73,7 +73,7 @@ MUTANTS = (
         window=54,
         invariants=(18, 55),
         what="The key of a part has an offset one byte before its body.",
-        apply=swapping(f"{_PACKS}:_Pack.append", _offset_one_byte_early),
+        apply=swap(f"{_PACKS}:_Pack.append", _offset_one_byte_early),
         engines=_AWS,
     ),
     Mutant(
@@ -81,7 +81,7 @@ MUTANTS = (
         window=53,
         invariants=(18,),
         what="Only the first body of a pack waits until the pack is stored.",
-        apply=swapping(f"{_PACKS}:Packs.add", _wait_for_first_only),
+        apply=swap(f"{_PACKS}:Packs.add", _wait_for_first_only),
         engines=_AWS,
     ),
     Mutant(
@@ -89,7 +89,7 @@ MUTANTS = (
         window=78,
         invariants=(18, 33),
         what="A body is appended to any open pack, even one of another run.",
-        apply=swapping(f"{_PACKS}:Packs.add", _use_any_open_pack),
+        apply=swap(f"{_PACKS}:Packs.add", _use_any_open_pack),
         engines=_AWS,
     ),
     Mutant(
@@ -97,7 +97,7 @@ MUTANTS = (
         window=53,
         invariants=(18,),
         what="A pack that S3 did not accept counts as stored.",
-        apply=swapping(f"{_PACKS}:Packs._send", _forget_failures),
+        apply=swap(f"{_PACKS}:Packs._send", _forget_failures),
         engines=_AWS,
         world={"service_rates": FaultRates(s3=S3Faults(slow_down_rate=0.6))},
     ),
@@ -106,7 +106,7 @@ MUTANTS = (
         window=54,
         invariants=(18, 55),
         what="All packs of a run have one name, so a later one replaces an earlier one.",
-        apply=swapping(f"{_PACKS}:Packs._pack_for", _reuse_one_name),
+        apply=swap(f"{_PACKS}:Packs._pack_for", _reuse_one_name),
         engines=_AWS,
     ),
 )

@@ -17,7 +17,7 @@ from conveyor.domain.lifecycle import JOB_VISIBLE, RUN_VISIBLE
 from conveyor.domain.model import Job, Run, RunStatus
 from conveyor.domain.queries import Sign
 from conveyor.simulation.profiles import HASTY_KEYS
-from conveyor.simulation.swaps import combined, setting, swapping
+from conveyor.simulation.swaps import combine, swap, swap_constant
 from conveyor.usecases.context import Context
 from conveyor.usecases.run.results import EVERY_TASK, ResultPage, TaskFilter
 from tests.mutants.mutant import Mutant
@@ -96,9 +96,9 @@ MUTANTS = (
         window=90,
         invariants=(38,),
         what="A cursor is accepted for any list.",
-        apply=combined(
-            swapping("conveyor.domain.queries:make_cursor", _make_cursor_without_scope),
-            swapping("conveyor.domain.queries:read_cursor", _read_cursor_without_scope),
+        apply=combine(
+            swap("conveyor.domain.queries:make_cursor", _make_cursor_without_scope),
+            swap("conveyor.domain.queries:read_cursor", _read_cursor_without_scope),
         ),
     ),
     Mutant(
@@ -106,23 +106,23 @@ MUTANTS = (
         window=89,
         invariants=(37,),
         what="The cursor of a page skips the first row after the page.",
-        apply=swapping("conveyor.usecases.run.results:page", _skip_one_row),
+        apply=swap("conveyor.usecases.run.results:page", _skip_one_row),
     ),
     Mutant(
         name="foreign_jobs_shown",
         window=84,
         invariants=(44,),
         what="Any caller who knows the id of a job can read its results.",
-        apply=swapping("conveyor.api.results:load_owned_job", _load_any_job),
+        apply=swap("conveyor.api.results:load_owned_job", _load_any_job),
     ),
     Mutant(
         name="live_run_exported",
         window=95,
         invariants=(40,),
         what="A run can be exported while its tasks are in progress.",
-        apply=combined(
-            setting("conveyor.usecases.export:RUN_LIVE", frozenset[RunStatus]()),
-            setting("conveyor.domain.export.progress:RUN_ENDED", RUN_VISIBLE),
+        apply=combine(
+            swap_constant("conveyor.usecases.export:RUN_LIVE", frozenset[RunStatus]()),
+            swap_constant("conveyor.domain.export.progress:RUN_ENDED", RUN_VISIBLE),
         ),
     ),
     Mutant(
@@ -130,7 +130,7 @@ MUTANTS = (
         window=94,
         invariants=(40,),
         what="A worker that loses an export to another removes the other's file.",
-        apply=swapping("conveyor.usecases.export:_own_prefix", _omit_epoch),
+        apply=swap("conveyor.usecases.export:_own_prefix", _omit_epoch),
         world={
             "client_profile": "collecting",
             "client_speed": 10.0,
@@ -144,7 +144,7 @@ MUTANTS = (
         window=94,
         invariants=(40,),
         what="A worker that has lost an export to another continues it.",
-        apply=swapping("conveyor.domain.export.progress:_step", _remove_fence),
+        apply=swap("conveyor.domain.export.progress:_step", _remove_fence),
         world={
             "client_profile": "collecting",
             "client_speed": 10.0,

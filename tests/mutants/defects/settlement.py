@@ -18,7 +18,7 @@ from conveyor.ports.errors import Unavailable
 from conveyor.ports.gateway import Scraped
 from conveyor.ports.queue import Message
 from conveyor.simulation.profiles import SHORT_LIVES
-from conveyor.simulation.swaps import setting, swapping
+from conveyor.simulation.swaps import swap, swap_constant
 from conveyor.usecases.context import Context
 from tests.mutants.mutant import Mutant
 
@@ -173,7 +173,7 @@ MUTANTS = (
         window=57,
         invariants=(15, 16),
         what="A worker that has lost its claim settles the task of the current claimant.",
-        apply=swapping("conveyor.domain.run.settlement:_mine", _ignore_claim),
+        apply=swap("conveyor.domain.run.settlement:_mine", _ignore_claim),
         world={"workers_count": 2, "limits": SHORT_LIVES, "rates": {"call_slow": 0.1}},
     ),
     Mutant(
@@ -181,35 +181,35 @@ MUTANTS = (
         window=55,
         invariants=(14, 21, 22),
         what="A repeated settle is counted again.",
-        apply=swapping("conveyor.domain.run.settlement:_mine", _ignore_status),
+        apply=swap("conveyor.domain.run.settlement:_mine", _ignore_status),
     ),
     Mutant(
         name="settle_through_shut_gates",
         window=68,
         invariants=(24,),
         what="Tasks settle in a run that has ended.",
-        apply=setting("conveyor.domain.run.settlement:_TAKES_OUTCOMES", _ANY_COUNTER_STATE),
+        apply=swap_constant("conveyor.domain.run.settlement:_TAKES_OUTCOMES", _ANY_COUNTER_STATE),
     ),
     Mutant(
         name="held_task_claimed",
         window=51,
         invariants=(17,),
         what="A task is claimed although another worker has a live claim on it.",
-        apply=swapping("conveyor.domain.run.settlement:_claim_update", _claim_held_task),
+        apply=swap("conveyor.domain.run.settlement:_claim_update", _claim_held_task),
     ),
     Mutant(
         name="tries_not_counted",
         window=59,
         invariants=(16,),
         what="A failing task is attempted for ever.",
-        apply=swapping("conveyor.domain.run.settlement:_settle", _omit_attempt),
+        apply=swap("conveyor.domain.run.settlement:_settle", _omit_attempt),
     ),
     Mutant(
         name="lost_workers_not_counted",
         window=59,
         invariants=(16,),
         what="A task that kills its workers is attempted for ever.",
-        apply=swapping("conveyor.domain.run.settlement:lost_workers_problem", _never_give_up),
+        apply=swap("conveyor.domain.run.settlement:lost_workers_problem", _never_give_up),
         world={"client_speed": 10.0},
     ),
     Mutant(
@@ -217,42 +217,42 @@ MUTANTS = (
         window=61,
         invariants=(19,),
         what="A message is acknowledged before its task is settled.",
-        apply=swapping("actors.shard_writer:ShardWriter._commit", _ack_before_commit),
+        apply=swap("actors.shard_writer:ShardWriter._commit", _ack_before_commit),
     ),
     Mutant(
         name="unknown_settle_is_done",
         window=62,
         invariants=(19,),
         what="A settle without an answer counts as done.",
-        apply=swapping("actors.shard_writer:ShardWriter._commit", _assume_settled),
+        apply=swap("actors.shard_writer:ShardWriter._commit", _assume_settled),
     ),
     Mutant(
         name="retry_by_another_message",
         window=58,
         invariants=(19,),
         what="For a retry the message is acknowledged and a new one sent.",
-        apply=swapping("actors.task_runner:TaskRunner._put_back", _send_new_message),
+        apply=swap("actors.task_runner:TaskRunner._put_back", _send_new_message),
     ),
     Mutant(
         name="body_named_by_task",
         window=54,
         invariants=(18,),
         what="A worker that has lost its claim overwrites the body of the current claimant.",
-        apply=swapping("conveyor.usecases.run.tasks:store_body", _omit_claim_from_key),
+        apply=swap("conveyor.usecases.run.tasks:store_body", _omit_claim_from_key),
     ),
     Mutant(
         name="lost_body_taken_for_stored",
         window=53,
         invariants=(18,),
         what="A body counts as stored although its write was not answered.",
-        apply=swapping("conveyor.usecases.run.tasks:store_body", _assume_stored),
+        apply=swap("conveyor.usecases.run.tasks:store_body", _assume_stored),
     ),
     Mutant(
         name="beat_renews_lease_only",
         window=49,
         invariants=(17,),
         what="A slow fetch loses its message and its claim, and continues.",
-        apply=swapping("actors.lease_heartbeater:LeaseHeartbeater._renew_rest", _renew_lease_only),
+        apply=swap("actors.lease_heartbeater:LeaseHeartbeater._renew_rest", _renew_lease_only),
         world={"is_fault_free": True, "limits": SHORT_LIVES, "rates": {"site_dripped": 0.2}},
     ),
     Mutant(
@@ -260,7 +260,7 @@ MUTANTS = (
         window=57,
         invariants=(14, 15),
         what="A worker that released its claim settles the task as a first delivery.",
-        apply=swapping("conveyor.domain.lifecycle:sources_under_claim", _ignore_first_write),
+        apply=swap("conveyor.domain.lifecycle:sources_under_claim", _ignore_first_write),
         world={"workers_count": 2, "limits": SHORT_LIVES, "rates": {"call_slow": 0.1}},
     ),
     Mutant(
@@ -268,14 +268,14 @@ MUTANTS = (
         window=57,
         invariants=(15,),
         what="The settle of a first delivery does not refuse another first delivery.",
-        apply=swapping("conveyor.domain.run.settlement:_first_write", _keep_claim_0),
+        apply=swap("conveyor.domain.run.settlement:_first_write", _keep_claim_0),
     ),
     Mutant(
         name="heartbeat_without_guard",
         window=49,
         invariants=(14, 17),
         what="A heartbeat extends the claim on a task that was settled or taken over.",
-        apply=swapping("conveyor.domain.run.settlement:extend_claim", _remove_guard),
+        apply=swap("conveyor.domain.run.settlement:extend_claim", _remove_guard),
         world={"workers_count": 2, "limits": SHORT_LIVES, "rates": {"site_dripped": 0.3}},
     ),
     Mutant(
@@ -283,7 +283,7 @@ MUTANTS = (
         window=59,
         invariants=(16,),
         what="A redelivered message is fetched under claim 0, so lost workers are not counted.",
-        apply=swapping("actors.poller.poller:take", _treat_as_first_delivery),
+        apply=swap("actors.poller.poller:take", _treat_as_first_delivery),
         world={"client_speed": 10.0},
     ),
 )

@@ -24,7 +24,7 @@ from conveyor.domain.model import (
     Webhook,
 )
 from conveyor.ports.webhook_sender import WebhookSender
-from conveyor.simulation.swaps import combined, part, setting, swapping
+from conveyor.simulation.swaps import combine, original_of, swap, swap_constant
 from conveyor.usecases.context import Context
 from conveyor.usecases.run.reconcile import SweepResult
 from conveyor.usecases.run.rerun import Rerun, RerunFilter
@@ -68,7 +68,7 @@ def _ignore_live_run(new_run: Any) -> Any:
 
 def _rerun_from_rows(_: Any) -> Any:
     async def mutated(env: Context, job: Job, previous: Run, run_id: RunId) -> Rerun:
-        from_rows = part("conveyor.usecases.run.rerun:_from_rows")
+        from_rows = original_of("conveyor.usecases.run.rerun:_from_rows")
         rerun: Rerun = await from_rows(env, job, previous, RerunFilter(), run_id)
         return rerun
 
@@ -153,16 +153,16 @@ MUTANTS = (
         window=68,
         invariants=(24, 34),
         what="A stop or deletion does not close the counters, so settles continue after it.",
-        apply=swapping("conveyor.domain.run.termination:_change_counters", _keep_counters_open),
+        apply=swap("conveyor.domain.run.termination:_change_counters", _keep_counters_open),
     ),
     Mutant(
         name="half_stops_stay",
         window=68,
         invariants=(27,),
         what="A stop whose caller was lost is never finished.",
-        apply=combined(
-            swapping("conveyor.usecases.run.reconcile:_repair", _skip_stopping_runs),
-            swapping("actors.queue_discovery:QueueDiscovery._reconcile_run", _only_stop_poller),
+        apply=combine(
+            swap("conveyor.usecases.run.reconcile:_repair", _skip_stopping_runs),
+            swap("actors.queue_discovery:QueueDiscovery._reconcile_run", _only_stop_poller),
         ),
         world={"client_profile": "restless", "rates": {"answer_lost": 0.05}},
     ),
@@ -171,7 +171,7 @@ MUTANTS = (
         window=70,
         invariants=(25,),
         what="A rerun starts while another run of the job is live.",
-        apply=swapping("conveyor.domain.submit.admission:new_run", _ignore_live_run),
+        apply=swap("conveyor.domain.submit.admission:new_run", _ignore_live_run),
         world={
             "client_profile": "restless",
             "client_speed": 10.0,
@@ -185,7 +185,7 @@ MUTANTS = (
         window=71,
         invariants=(35,),
         what="A rerun of a run with an incomplete ingest contains only the ingested tasks.",
-        apply=swapping("conveyor.usecases.run.rerun:_from_sources", _rerun_from_rows),
+        apply=swap("conveyor.usecases.run.rerun:_from_sources", _rerun_from_rows),
         world={
             "client_profile": "restless",
             "sync_tasks_max": 5,
@@ -199,7 +199,7 @@ MUTANTS = (
         window=12,
         invariants=(18,),
         what="A run is deleted although another run shows results of it.",
-        apply=swapping("conveyor.usecases.run.runs:_refuse_if_needed", _never_refuse),
+        apply=swap("conveyor.usecases.run.runs:_refuse_if_needed", _never_refuse),
         world={
             "client_profile": "tidy",
             "client_speed": 10.0,
@@ -213,7 +213,7 @@ MUTANTS = (
         window=77,
         invariants=(33,),
         what="Bodies and rows that a worker stores after the first deletion pass stay.",
-        apply=swapping("conveyor.domain.run.termination:_insert_intent", _use_one_pass),
+        apply=swap("conveyor.domain.run.termination:_insert_intent", _use_one_pass),
         world={
             "client_profile": "tidy",
             "client_speed": 10.0,
@@ -227,7 +227,7 @@ MUTANTS = (
         window=81,
         invariants=(32,),
         what="A deleted job can be read until its row is gone.",
-        apply=setting("conveyor.usecases.lookup:JOB_VISIBLE", frozenset(JobStatus)),
+        apply=swap_constant("conveyor.usecases.lookup:JOB_VISIBLE", frozenset(JobStatus)),
         world={"client_profile": "tidy"},
     ),
     Mutant(
@@ -235,27 +235,27 @@ MUTANTS = (
         window=66,
         invariants=(41,),
         what="The notice of a run's end is written after the end, not in the same commit.",
-        apply=swapping("conveyor.usecases.context:Context.commit_with_events", _write_notice_later),
+        apply=swap("conveyor.usecases.context:Context.commit_with_events", _write_notice_later),
     ),
     Mutant(
         name="webhook_tried_once",
         window=103,
         invariants=(41,),
         what="A failed delivery is not retried.",
-        apply=swapping("conveyor.domain.webhook:record_failed", _give_up_after_failure),
+        apply=swap("conveyor.domain.webhook:record_failed", _give_up_after_failure),
     ),
     Mutant(
         name="webhook_id_of_each_try",
         window=101,
         invariants=(42,),
         what="Each attempt at a delivery has another event id.",
-        apply=swapping("conveyor.usecases.webhook:_post", _rename_event),
+        apply=swap("conveyor.usecases.webhook:_post", _rename_event),
     ),
     Mutant(
         name="webhook_recorded_first",
         window=101,
         invariants=(41,),
         what="A delivery is recorded before it is made.",
-        apply=swapping("conveyor.usecases.webhook:_post", _record_before_post),
+        apply=swap("conveyor.usecases.webhook:_post", _record_before_post),
     ),
 )

@@ -10,7 +10,7 @@ import msgspec
 from conveyor.domain.changes import Applied, Change, Chunk, CrossingKey, TaskKey, Verdict
 from conveyor.domain.ids import JobId, RunId
 from conveyor.ports.queue import send_opening
-from conveyor.simulation.swaps import combined, part, swapping
+from conveyor.simulation.swaps import combine, original_of, swap
 from tests.mutants.mutant import Mutant
 
 _STORE = "conveyor.engines.two_stores:SplitStore"
@@ -28,7 +28,7 @@ def _omit_crossing(split: Any) -> Any:
 
 def _write_second_first(_: Any) -> Any:
     async def mutated(self: Any, change: Change) -> Verdict:
-        parts = part(f"{_DECISIONS}:split")(change, token=self._new_token(), now=self._now())
+        parts = original_of(f"{_DECISIONS}:split")(change, token=self._new_token(), now=self._now())
         await self._write_second(parts.crossing)
         verdict: Verdict
         (verdict,) = await self._records.commit([parts.first])
@@ -63,7 +63,7 @@ def _commit_checkpoint_first(_: Any) -> Any:
             return refusal
         (moved,) = await self._records.commit([Change((chunk.checkpoint,))])
         if isinstance(moved, Applied):
-            await self._tasks.commit(part(f"{_DECISIONS}:task_inserts")(chunk))
+            await self._tasks.commit(original_of(f"{_DECISIONS}:task_inserts")(chunk))
             await send_opening(self._queue, chunk.refs)
         return moved
 
@@ -107,7 +107,7 @@ MUTANTS = (
         window=124,
         invariants=(13, 20, 27, 41),
         what="The second part of a change is not stored with the first.",
-        apply=swapping(f"{_DECISIONS}:split", _omit_crossing),
+        apply=swap(f"{_DECISIONS}:split", _omit_crossing),
         engines=_MIXED,
         world=_KILLS,
     ),
@@ -116,7 +116,7 @@ MUTANTS = (
         window=125,
         invariants=(20, 24, 41),
         what="The task store is written before the record store has decided.",
-        apply=swapping(f"{_STORE}._cross", _write_second_first),
+        apply=swap(f"{_STORE}._cross", _write_second_first),
         engines=_MIXED,
         world=_KILLS,
     ),
@@ -125,9 +125,9 @@ MUTANTS = (
         window=126,
         invariants=(27,),
         what="Neither a reader nor a worker finishes a change that a crash left half-written.",
-        apply=combined(
-            swapping(f"{_DECISIONS}:relies_on_second", _never_rely_on_second),
-            swapping(f"{_STORE}.finish_unfinished", _finish_nothing),
+        apply=combine(
+            swap(f"{_DECISIONS}:relies_on_second", _never_rely_on_second),
+            swap(f"{_STORE}.finish_unfinished", _finish_nothing),
         ),
         engines=_MIXED,
         world=_REFUSALS,
@@ -137,7 +137,7 @@ MUTANTS = (
         window=127,
         invariants=(2, 8, 13),
         what="A step of an ingest moves the checkpoint before it writes the tasks.",
-        apply=swapping(f"{_STORE}.put_chunk", _commit_checkpoint_first),
+        apply=swap(f"{_STORE}.put_chunk", _commit_checkpoint_first),
         engines=_MIXED,
         world=_KILLS,
     ),
@@ -146,7 +146,7 @@ MUTANTS = (
         window=128,
         invariants=(21, 22),
         what="The tasks of a step are counted in another commit than their inserts.",
-        apply=swapping(f"{_DECISIONS}:task_inserts", _count_separately),
+        apply=swap(f"{_DECISIONS}:task_inserts", _count_separately),
         engines=_MIXED,
         world=_KILLS,
     ),
@@ -155,7 +155,7 @@ MUTANTS = (
         window=129,
         invariants=(33,),
         what="A deletion removes the row of a run before its tasks.",
-        apply=swapping(f"{_STORE}._delete_rows", _delete_records_first),
+        apply=swap(f"{_STORE}._delete_rows", _delete_records_first),
         engines=_MIXED,
         world=_KILLS,
     ),

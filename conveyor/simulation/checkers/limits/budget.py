@@ -32,7 +32,7 @@ def paid_calls_per_task_are_bounded(state: StateChange, fetch: Fetch) -> Iterato
     )
     most = 0 if _is_explained(state.history) else PAGES_LOST_MAX
     if fetched > most:
-        yield f"task {fetch.run_id}/{fetch.task_id} is fetched after {fetched} pages of it"
+        yield f"task {fetch.run_id}/{fetch.task_id} is fetched again after {fetched} pages"
 
 
 def every_paid_call_is_on_record(state: StateChange) -> Iterator[str]:
@@ -87,7 +87,7 @@ def calls_beyond_the_plan_are_rare(state: StateChange) -> Iterator[str]:
     most = REFUSALS_A_WORKER * history.workers_count + len(history.fetches) // 10
     for key, count in Counter(refusal.key for refusal in history.gateway_refusals).items():
         if count > most:
-            yield f"the gateway refused {count} calls of {key[-8:]}, of {most}"
+            yield f"the gateway refused {count} calls of {key[-8:]}, limit {most}"
 
 
 def an_unavailable_gateway_gets_few_calls(state: StateChange) -> Iterator[str]:
@@ -101,7 +101,7 @@ def an_unavailable_gateway_gets_few_calls(state: StateChange) -> Iterator[str]:
     most: float = CALLS_TO_OPEN * history.workers_count * (1 + history.gateway_outages)
     most += seconds / PROBE_EVERY_S * history.workers_count * CALLERS_MAX
     if tried > most:
-        yield f"{tried} calls found the gateway away, of {most:.0f} in {seconds:.0f} s"
+        yield f"{tried} calls in outages of {seconds:.0f} s, limit {most:.0f}"
 
 
 def _is_fault_of_input(task: Task) -> bool:
@@ -168,7 +168,7 @@ def a_budget_adds_up_to_its_cap(state: StateChange) -> Iterator[str]:
             if share.run_id == budget.run_id
         )
         if budget.left < 0 or budget.left + taken != budget.cap:
-            figures = f"{budget.left} left and {taken} taken of {budget.cap}"
+            figures = f"{budget.left} left and {taken} in shares, cap {budget.cap}"
             yield f"the budget of run {budget.run_id} does not add up: {figures}"
 
 
@@ -180,7 +180,7 @@ def no_run_spends_above_its_cap(state: StateChange) -> Iterator[str]:
     for budget in _budgets(state):
         spent = billed.get(budget.run_id, 0)
         if budget.unit is Unit.CREDITS and spent > budget.cap:
-            yield f"run {budget.run_id} was billed {spent} of {budget.cap} credits"
+            yield f"run {budget.run_id} was billed {spent} credits, budget {budget.cap}"
 
 
 def _budgets(state: StateChange) -> Iterator[Budget]:

@@ -21,7 +21,7 @@ def a_small_job_ends_soon_beside_hostile_callers(state: StateChange) -> Iterator
     took = [seconds for seconds in map(partial(_seconds_of, state), history.small_jobs) if seconds]
     for took_s in took[1:]:
         if took_s > TIMES_SOLO * took[0] + PLUS_S + history.scan_s:
-            yield f"a small job took {took_s:.1f} s beside hostile callers, and {took[0]:.1f} alone"
+            yield f"a small job took {took_s:.1f} s beside hostile callers, {took[0]:.1f} s alone"
 
 
 def _seconds_of(state: StateChange, job_id: str) -> float | None:

@@ -39,7 +39,7 @@ def no_host_is_fetched_beyond_its_limits(state: StateChange, fetch: Fetch) -> It
         recent = sum(other_fetch.started_at > since for other_fetch in own)
         most = limit.rate_per_s * (WINDOW_S + limits.HOST_SLACK_S) + 1
         if recent > most:
-            yield f"{recent} pages of {host} were fetched in {WINDOW_S:.0f} s, of {most:.1f}"
+            yield f"{recent} pages of {host} were fetched in {WINDOW_S:.0f} s, limit {most:.1f}"
 
 
 def _limit_of(state: StateChange, fetch: Fetch) -> tuple[Job, str, HostLimit] | None:

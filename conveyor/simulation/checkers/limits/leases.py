@@ -26,7 +26,7 @@ def leases_stay_within_the_cap(state: StateChange) -> Iterator[str]:
     for job_id, count in sorted(Counter(capped).items()):
         job = state.after.jobs.get((job_id,))
         if job is not None and count > job.max_inflight:
-            yield f"job {job_id} has {count} leases of {job.max_inflight}"
+            yield f"job {job_id} has {count} leases, max_inflight {job.max_inflight}"
 
 
 def a_lease_is_given_back_by_its_holder(state: StateChange) -> Iterator[str]:
@@ -61,7 +61,7 @@ def an_ended_run_holds_nothing(state: StateChange) -> Iterator[str]:
         if run is None or run.ended_at is None or is_new:
             continue
         if state.after.now - max(run.ended_at, calm_since) > _GIVEN_BACK_S:
-            yield f"a lease of run {lease.run_id} is held, which ended at {run.ended_at:.3f}"
+            yield f"a lease of run {lease.run_id} is held; it ended at {run.ended_at:.3f}"
 
 
 def dead_processes_hold_nothing(state: StateChange) -> Iterator[str]:
@@ -93,7 +93,7 @@ def a_live_claim_is_left_alone(state: StateChange) -> Iterator[str]:
             continue
         until, now = old.claim_until, new.started_at
         if now <= until and not is_unreal(until, now=now, ttl_s=limits.CLAIM_TTL_S):
-            yield f"task {new.run_id}/{new.task_id} was taken from claim {old.claim}, still live"
+            yield f"task {new.run_id}/{new.task_id} taken over from live claim {old.claim}"
 
 
 def an_attempt_ends_under_its_own_claim(state: StateChange) -> Iterator[str]:
@@ -104,7 +104,7 @@ def an_attempt_ends_under_its_own_claim(state: StateChange) -> Iterator[str]:
             continue
         is_in_hand = new.status is TaskStatus.PROCESSING
         if not is_in_hand and new.history and new.history[-1].started_at != new.started_at:
-            yield f"task {new.run_id}/{new.task_id} was ended under a claim before {new.claim}"
+            yield f"task {new.run_id}/{new.task_id} ended under an older claim than {new.claim}"
 
 
 def _ends(task: Task) -> int:

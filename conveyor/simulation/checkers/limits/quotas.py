@@ -41,4 +41,4 @@ def _exceeding(limits: Mapping[str, int], quota: Quota, used: Mapping[Any, int])
     limit = limits.get(quota.value)
     for name, count in used.items():
         if limit is not None and count > limit + ONE_REQUEST:
-            yield f"{name} has {count} of {quota.value}, of {limit}"
+            yield f"{name} uses {count} of quota {quota.value}, limit {limit}"

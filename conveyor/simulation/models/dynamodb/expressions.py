@@ -32,35 +32,35 @@ _COMPARATORS: dict[str, Callable[[int], bool]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class Bindings:
     """The values of the placeholders (`#name` and `:value`) of an expression."""
 
     names: Mapping[str, str]
     values: Mapping[str, Attribute]
 
-    def name(self, mark: str) -> str:
-        if not mark.startswith("#"):
-            return mark
-        if mark not in self.names:
-            raise invalid(f"An expression attribute name used is not defined: {mark}")
-        return self.names[mark]
+    def name(self, placeholder: str) -> str:
+        if not placeholder.startswith("#"):
+            return placeholder
+        if placeholder not in self.names:
+            raise invalid(f"An expression attribute name used is not defined: {placeholder}")
+        return self.names[placeholder]
 
-    def value(self, mark: str) -> Attribute:
-        if mark not in self.values:
-            raise invalid(f"An expression attribute value used is not defined: {mark}")
-        return self.values[mark]
+    def value(self, placeholder: str) -> Attribute:
+        if placeholder not in self.values:
+            raise invalid(f"An expression attribute value used is not defined: {placeholder}")
+        return self.values[placeholder]
 
 
-Test = Callable[[Item, Bound], bool]
-Operand = Callable[[Item, Bound], Attribute | None]
-Step = Callable[[Item, Item, Bound], None]
+Test = Callable[[Item, Bindings], bool]
+Operand = Callable[[Item, Bindings], Attribute | None]
+Step = Callable[[Item, Item, Bindings], None]
 """Changes the second item, reading the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
     test: Test
-    marks: frozenset[str]
+    placeholders: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Change:
 
     steps: tuple[Step, ...]
     targets: tuple[str, ...]
-    marks: frozenset[str]
+    placeholders: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class KeyCondition:
 
     partition: tuple[str, str]
     sort: tuple[str, str, tuple[str, ...]] | None
-    marks: frozenset[str]
+    placeholders: frozenset[str]
 
 
 @lru_cache(maxsize=4096)
@@ -87,7 +87,7 @@ def condition(text: str) -> Condition:
     reader = _Reader(text)
     test = _either(reader)
     reader.end()
-    return Condition(test, frozenset(reader.marks))
+    return Condition(test, frozenset(reader.placeholders))
 
 
 @lru_cache(maxsize=4096)
@@ -107,7 +107,7 @@ def change(text: str) -> Change:
             steps.append(_CLAUSES[verb](reader, targets))
             if not reader.takes(","):
                 break
-    return Change(tuple(steps), tuple(targets), frozenset(reader.marks))
+    return Change(tuple(steps), tuple(targets), frozenset(reader.placeholders))
 
 
 @lru_cache(maxsize=1024)
@@ -121,7 +121,7 @@ def key_condition(text: str) -> KeyCondition:
     if sign != "=":
         raise NotModelled(f"a partition that is not given first: {text}")
     sort = parts[1] if len(parts) > 1 else None
-    return KeyCondition((name, values[0]), sort, frozenset(reader.marks))
+    return KeyCondition((name, values[0]), sort, frozenset(reader.placeholders))
 
 
 @lru_cache(maxsize=256)
@@ -132,13 +132,13 @@ def projection(text: str) -> tuple[tuple[str, ...], frozenset[str]]:
     while reader.takes(","):
         names.append(reader.name())
     reader.end()
-    return tuple(names), frozenset(reader.marks)
+    return tuple(names), frozenset(reader.placeholders)
 
 
 class _Reader:
     def __init__(self, text: str) -> None:
         self.text = text
-        self.marks: set[str] = set()
+        self.placeholders: set[str] = set()
         self._tokens: list[str] = []
         at, end = 0, len(text.rstrip())
         while at < end:
@@ -162,7 +162,7 @@ class _Reader:
         self._at += 1
         token = self._tokens[self._at - 1]
         if token[0] in "#:":
-            self.marks.add(token)
+            self.placeholders.add(token)
         return token
 
     def takes(self, word: str) -> bool:
@@ -196,20 +196,28 @@ def _either(reader: _Reader) -> Test:
     tests = [_both(reader)]
     while reader.takes("OR"):
         tests.append(_both(reader))
-    return tests[0] if len(tests) == 1 else lambda item, bound: any(t(item, bound) for t in tests)
+    return (
+        tests[0]
+        if len(tests) == 1
+        else lambda item, bindings: any(t(item, bindings) for t in tests)
+    )
 
 
 def _both(reader: _Reader) -> Test:
     tests = [_single(reader)]
     while reader.takes("AND"):
         tests.append(_single(reader))
-    return tests[0] if len(tests) == 1 else lambda item, bound: all(t(item, bound) for t in tests)
+    return (
+        tests[0]
+        if len(tests) == 1
+        else lambda item, bindings: all(t(item, bindings) for t in tests)
+    )
 
 
 def _single(reader: _Reader) -> Test:
     if reader.takes("NOT"):
         inner = _single(reader)
-        return lambda item, bound: not inner(item, bound)
+        return lambda item, bindings: not inner(item, bindings)
     if reader.takes("("):
         inner = _either(reader)
         reader.expect(")")
@@ -232,52 +240,53 @@ def _comparison(reader: _Reader) -> Test:
         while reader.takes(","):
             operands.append(_operand(reader))
         reader.expect(")")
-        return lambda item, bound: any(
-            is_equal(left(item, bound), operand(item, bound)) for operand in operands
+        return lambda item, bindings: any(
+            is_equal(left(item, bindings), operand(item, bindings)) for operand in operands
         )
     if reader.takes("BETWEEN"):
         first = _operand(reader)
         reader.expect("AND")
         last = _operand(reader)
         at_least, at_most = _COMPARATORS[">="], _COMPARATORS["<="]
-        return lambda item, bound: (
-            _holds(at_least, left, first, item, bound) and _holds(at_most, left, last, item, bound)
+        return lambda item, bindings: (
+            _holds(at_least, left, first, item, bindings)
+            and _holds(at_most, left, last, item, bindings)
         )
     sign = reader.take()
     right = _operand(reader)
     if sign == "=":
-        return lambda item, bound: is_equal(left(item, bound), right(item, bound))
+        return lambda item, bindings: is_equal(left(item, bindings), right(item, bindings))
     if sign == "<>":
-        return lambda item, bound: not is_equal(left(item, bound), right(item, bound))
+        return lambda item, bindings: not is_equal(left(item, bindings), right(item, bindings))
     if sign not in _COMPARATORS:
         raise NotModelled(f"{sign} in an expression: {reader.text}")
-    return lambda item, bound: _holds(_COMPARATORS[sign], left, right, item, bound)
+    return lambda item, bindings: _holds(_COMPARATORS[sign], left, right, item, bindings)
 
 
 def _holds(
-    fits: Callable[[int], bool], left: Operand, right: Operand, item: Item, bound: Bound
+    fits: Callable[[int], bool], left: Operand, right: Operand, item: Item, bindings: Bindings
 ) -> bool:
-    order = compared(left(item, bound), right(item, bound))
+    order = compared(left(item, bindings), right(item, bindings))
     return order is not None and fits(order)
 
 
 def _operand(reader: _Reader) -> Operand:
     token = reader.take()
     if token[0] == ":":
-        return lambda item, bound: bound.value(token)
+        return lambda item, bindings: bindings.value(token)
     if not (token[0] == "#" or token[0].isalpha()) or reader.peek() == "(":
         raise NotModelled(f"{token} in an expression: {reader.text}")
-    return lambda item, bound: item.get(bound.name(token))
+    return lambda item, bindings: item.get(bindings.name(token))
 
 
 def _exists(reader: _Reader) -> Test:
     name = reader.name()
-    return lambda item, bound: bound.name(name) in item
+    return lambda item, bindings: bindings.name(name) in item
 
 
 def _not_exists(reader: _Reader) -> Test:
     name = reader.name()
-    return lambda item, bound: bound.name(name) not in item
+    return lambda item, bindings: bindings.name(name) not in item
 
 
 def _begins_with(reader: _Reader) -> Test:
@@ -285,9 +294,9 @@ def _begins_with(reader: _Reader) -> Test:
     reader.expect(",")
     prefix = reader.value()
 
-    def test(item: Item, bound: Bound) -> bool:
-        text: str | None = item.get(bound.name(name), {}).get("S")
-        return text is not None and text.startswith(bound.value(prefix)["S"])
+    def test(item: Item, bindings: Bindings) -> bool:
+        text: str | None = item.get(bindings.name(name), {}).get("S")
+        return text is not None and text.startswith(bindings.value(prefix)["S"])
 
     return test
 
@@ -305,11 +314,11 @@ def _set(reader: _Reader, targets: list[str]) -> Step:
     reader.expect("=")
     operand = _operand(reader)
 
-    def step(old: Item, new: Item, bound: Bound) -> None:
-        value = operand(old, bound)
+    def step(old: Item, new: Item, bindings: Bindings) -> None:
+        value = operand(old, bindings)
         if value is None:
             raise invalid("The provided expression refers to an attribute that does not exist")
-        new[bound.name(name)] = value
+        new[bindings.name(name)] = value
 
     return step
 
@@ -318,8 +327,8 @@ def _remove(reader: _Reader, targets: list[str]) -> Step:
     name = reader.name()
     targets.append(name)
 
-    def step(old: Item, new: Item, bound: Bound) -> None:
-        new.pop(bound.name(name), None)
+    def step(old: Item, new: Item, bindings: Bindings) -> None:
+        new.pop(bindings.name(name), None)
 
     return step
 
@@ -329,9 +338,9 @@ def _add(reader: _Reader, targets: list[str]) -> Step:
     targets.append(name)
     delta = reader.value()
 
-    def step(old: Item, new: Item, bound: Bound) -> None:
-        target = bound.name(name)
-        new[target] = added(old.get(target), bound.value(delta))
+    def step(old: Item, new: Item, bindings: Bindings) -> None:
+        target = bindings.name(name)
+        new[target] = added(old.get(target), bindings.value(delta))
 
     return step
 
@@ -362,7 +371,7 @@ def _key_part(reader: _Reader) -> tuple[str, str, tuple[str, ...]]:
     return name, sign, (reader.value(),)
 
 
-def check_marks(params: Mapping[str, Any], *used: frozenset[str]) -> None:
+def check_placeholders(params: Mapping[str, Any], *used: frozenset[str]) -> None:
     """DynamoDB refuses names and values that no expression uses, so this does as well."""
     names = params.get("ExpressionAttributeNames", ())
     unused = {*names, *params.get("ExpressionAttributeValues", ())}.difference(*used)

@@ -8,7 +8,7 @@ from typing import Any
 
 from conveyor.simulation.models.dynamodb import expressions
 from conveyor.simulation.models.dynamodb.capacity import TABLE, Capacity, read_units
-from conveyor.simulation.models.dynamodb.expressions import Bound, check_marks
+from conveyor.simulation.models.dynamodb.expressions import Bindings, check_placeholders
 from conveyor.simulation.models.dynamodb.rows import Partition, Row, Sort
 from conveyor.simulation.models.dynamodb.tables import Index, Key, Table
 from conveyor.simulation.models.dynamodb.values import Item, check_known, invalid
@@ -33,7 +33,7 @@ _KNOWN = frozenset(
     }
 )
 _NOTHING: Mapping[str, Any] = {}
-_NO_MARKS: frozenset[str] = frozenset()
+_NO_PLACEHOLDERS: frozenset[str] = frozenset()
 # Appended to a sort key, it gives the next possible one.
 _NEXT = "\0"
 _BELOW_ALL, _ABOVE_ALL = "\0", "\U0010ffff"
@@ -66,17 +66,25 @@ class _Page:
 def query(table: Table, capacity: Capacity, params: Params) -> dict[str, Any]:
     check_known("Query", params, _KNOWN)
     index = _index(table, params)
-    bound = Bound(
+    bindings = Bindings(
         params.get("ExpressionAttributeNames", _NOTHING),
         params.get("ExpressionAttributeValues", _NOTHING),
     )
     text = params.get("FilterExpression")
     condition = None if text is None else expressions.condition(text)
     key_range = _find_range(
-        table, index, params, bound, _NO_MARKS if condition is None else condition.marks
+        table,
+        index,
+        params,
+        bindings,
+        _NO_PLACEHOLDERS if condition is None else condition.placeholders,
     )
     page = _scanned(
-        table, index, key_range, params, lambda row: condition is None or condition.test(row, bound)
+        table,
+        index,
+        key_range,
+        params,
+        lambda row: condition is None or condition.test(row, bindings),
     )
     units = read_units(page.size_bytes, is_consistent=bool(params.get("ConsistentRead")))
     place = TABLE if index is None else index.name, key_range.partition
@@ -139,8 +147,8 @@ def projected(item: Item, params: Params) -> Item:
     if text is None:
         return dict(item)
     names = params.get("ExpressionAttributeNames", _NOTHING)
-    bound = Bound(names, _NOTHING)
-    attributes = [bound.name(placeholder) for placeholder in expressions.projection(text)[0]]
+    bindings = Bindings(names, _NOTHING)
+    attributes = [bindings.name(placeholder) for placeholder in expressions.projection(text)[0]]
     return {name: item[name] for name in attributes if name in item}
 
 
@@ -156,23 +164,29 @@ def _index(table: Table, params: Params) -> Index | None:
 
 
 def _find_range(
-    table: Table, index: Index | None, params: Params, bound: Bound, filter_marks: frozenset[str]
+    table: Table,
+    index: Index | None,
+    params: Params,
+    bindings: Bindings,
+    filter_placeholders: frozenset[str],
 ) -> _KeyRange:
     condition = expressions.key_condition(params["KeyConditionExpression"])
     text = params.get("ProjectionExpression")
-    projection_marks = _NO_MARKS if text is None else expressions.projection(text)[1]
-    check_marks(params, condition.marks, filter_marks, projection_marks)
+    projection_placeholders = _NO_PLACEHOLDERS if text is None else expressions.projection(text)[1]
+    check_placeholders(params, condition.placeholders, filter_placeholders, projection_placeholders)
     pk, sk = (table.pk, table.sk) if index is None else (index.pk, index.sk)
-    name, mark = condition.partition
-    if bound.name(name) != pk:
+    name, placeholder = condition.partition
+    if bindings.name(name) != pk:
         raise invalid(f"Query condition missed key schema element: {pk}")
     first, end = _BELOW_ALL, _ABOVE_ALL
     if condition.sort is not None:
-        sort_name, sign, marks = condition.sort
-        if bound.name(sort_name) != sk:
+        sort_name, sign, placeholders = condition.sort
+        if bindings.name(sort_name) != sk:
             raise invalid(f"Query condition missed key schema element: {sk}")
-        first, end = _bounds(sign, [bound.value(value_mark)["S"] for value_mark in marks])
-    partition = bound.value(mark)["S"]
+        first, end = _bounds(
+            sign, [bindings.value(value_placeholder)["S"] for value_placeholder in placeholders]
+        )
+    partition = bindings.value(placeholder)["S"]
     if not partition:
         raise invalid("One or more parameter values are not valid: an empty string in a key")
     is_descending = not params.get("ScanIndexForward", True)

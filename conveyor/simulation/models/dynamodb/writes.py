@@ -9,7 +9,7 @@ from typing import Any
 from conveyor.engines.aws.errors import AwsError
 from conveyor.simulation.models.dynamodb import expressions
 from conveyor.simulation.models.dynamodb.capacity import TABLE, Place, write_units
-from conveyor.simulation.models.dynamodb.expressions import Bound, check_marks
+from conveyor.simulation.models.dynamodb.expressions import Bindings, check_placeholders
 from conveyor.simulation.models.dynamodb.rows import Row
 from conveyor.simulation.models.dynamodb.tables import Key, Table
 from conveyor.simulation.models.dynamodb.values import (
@@ -36,7 +36,7 @@ _KNOWN = frozenset(
         "ReturnConsumedCapacity",
     }
 )
-_NO_MARKS: frozenset[str] = frozenset()
+_NO_PLACEHOLDERS: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ def checked_write(table: Table, kind: str, params: Mapping[str, Any]) -> Write:
     key = table.key_of(params["Item"] if kind == "Put" else params["Key"])
     if kind != "Put" and len(params["Key"]) != 2:
         raise invalid("The provided key element does not match the schema")
-    bound = Bound(
+    bindings = Bindings(
         params.get("ExpressionAttributeNames", _NOTHING),
         params.get("ExpressionAttributeValues", _NOTHING),
     )
@@ -98,12 +98,12 @@ def checked_write(table: Table, kind: str, params: Mapping[str, Any]) -> Write:
     text = params.get("ConditionExpression")
     condition = None if text is None else expressions.condition(text)
     change = expressions.change(params["UpdateExpression"]) if kind == "Update" else None
-    check_marks(
+    check_placeholders(
         params,
-        _NO_MARKS if condition is None else condition.marks,
-        _NO_MARKS if change is None else change.marks,
+        _NO_PLACEHOLDERS if condition is None else condition.placeholders,
+        _NO_PLACEHOLDERS if change is None else change.placeholders,
     )
-    fits = condition is None or condition.test(before, bound)
+    fits = condition is None or condition.test(before, bindings)
     write = Write(kind, key, old, old, fits)
     match kind:
         case "Put":
@@ -114,7 +114,7 @@ def checked_write(table: Table, kind: str, params: Mapping[str, Any]) -> Write:
         case "Update":
             assert change is not None
             if fits:
-                _apply(table, change, bound, write)
+                _apply(table, change, bindings, write)
         case "ConditionCheck":
             pass
         case _:
@@ -122,8 +122,8 @@ def checked_write(table: Table, kind: str, params: Mapping[str, Any]) -> Write:
     return write
 
 
-def _apply(table: Table, change: expressions.Change, bound: Bound, write: Write) -> None:
-    targets = [bound.name(target) for target in change.targets]
+def _apply(table: Table, change: expressions.Change, bindings: Bindings, write: Write) -> None:
+    targets = [bindings.name(target) for target in change.targets]
     if len(set(targets)) != len(targets):
         raise invalid("Two document paths overlap with each other")
     if table.pk in targets or table.sk in targets:
@@ -132,7 +132,7 @@ def _apply(table: Table, change: expressions.Change, bound: Bound, write: Write)
     after = dict(before)
     try:
         for step in change.steps:
-            step(before, after, bound)
+            step(before, after, bindings)
         after |= checked({name: after[name] for name in targets if name in after})
         write.new = Row(after)
         table.check(write.new)
