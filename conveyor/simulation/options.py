@@ -29,6 +29,8 @@ ENGINES = ("memory", "embedded", "aws")
 """The engines that a seed draws from. One more engine in this list would change the world of every
 seed."""
 ALL_ENGINES = (*ENGINES, "postgres", "mixed")
+# One to four lifetimes of a claim (50 s): other workers take over the work of killed ones while
+# faults are still on.
 SAFETY_S = (50.0, 100.0, 200.0)
 # Worlds make about 11,000 engine calls on average (tests/simulation/REPORT.md).
 CALLS_MAX = 300_000

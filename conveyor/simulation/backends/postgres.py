@@ -43,6 +43,7 @@ from conveyor.simulation.models.postgres.server import (
 from conveyor.simulation.models.postgres.statements import execute
 from conveyor.simulation.options import Options
 
+# Few connections, so that calls also wait for one.
 _CONFIG = DatabaseConfig(url="postgresql://model", connections_max=4)
 
 

@@ -11,6 +11,7 @@ from conveyor.simulation.invariant_monitor import StateChange
 
 # Processes may disagree by this much about when a key expires.
 CLOCKS_APART_S = 180.0
+# When clients return after keys have expired, the keys have expired by every clock.
 KEYS_EXPIRED_S = 2.0 * CLOCKS_APART_S
 
 _COME_BACK_LATER = (b"idempotency_in_progress", b"still being ingested")

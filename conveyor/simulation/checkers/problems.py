@@ -13,6 +13,7 @@ from conveyor.simulation.invariant_monitor import StateChange
 
 MEDIA_TYPE = "application/problem+json"
 
+# The content of a failed task is answered with this status and the problem of the task.
 _FAILED_TASK = 422
 
 

@@ -106,6 +106,7 @@ def _run_id_of(event: dict[str, object]) -> str | None:
 
 
 _ENDS = (RunStatus.COMPLETED, RunStatus.STOPPED, RunStatus.FAILED)
+# A receiver that answers this status has been removed: the notice is not sent again.
 _GONE = 410
 
 

@@ -48,6 +48,7 @@ Action = Callable[[Client], Awaitable[None]]
 
 # The pause between two actions, before it is divided by `client_speed`.
 PAUSE_S = (0.0, 15.0)
+# Pages grow up to this size, so that a cursor is also used with other page sizes.
 _PAGE_ROWS_MAX = 50
 # The probability that a paused job is not resumed by the same action.
 LEFT_PAUSED_SHARE = 0.3

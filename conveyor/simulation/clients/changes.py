@@ -11,6 +11,7 @@ from conveyor.simulation.environment.fake_internet import RECEIVER_DOMAIN
 
 AMPLE_BUDGET = {"credits": 1_000_000}
 """A budget that no run in a simulated world uses up."""
+# Counts are cached for a second: readers poll more often, and for longer.
 WATCHED_TIMES = 8
 WATCHED_EVERY_S = (0.0, 0.5)
 

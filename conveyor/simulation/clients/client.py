@@ -25,6 +25,7 @@ from conveyor.simulation.secret_markers import secret_of
 
 # How long a client waits for an answer before it disconnects.
 TIMEOUT_S = 70.0
+# A client tries about two minutes, longer than a claim on a key lasts (90 s).
 TRIES_MAX = 8
 RETRY_S_MAX = 30.0
 # The share of lists that contain secrets.

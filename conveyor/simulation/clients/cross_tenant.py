@@ -13,6 +13,7 @@ from conveyor.simulation.clients.client import Client
 
 AT_ONCE = 4
 
+# Ids of the right form that name nothing.
 _NO_TASK = "0" * 32
 _NOTHING = "0" * 26
 BODIES: Mapping[str, Any] = {

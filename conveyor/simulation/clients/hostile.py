@@ -23,6 +23,7 @@ JOBS_MAX = 40
 """More jobs of one kind would find nothing new, and make the world slow."""
 
 _LONE_SURROGATE = "\ud800"
+# Python refuses to convert more than 4300 digits to an integer.
 _DIGITS = "9" * 5000
 _URL = "https://site1.example/hostile"
 # Values that are valid JSON, but that a handler may not expect.

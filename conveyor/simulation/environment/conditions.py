@@ -19,6 +19,8 @@ from conveyor.simulation.profiles import without_internal_faults
 if TYPE_CHECKING:
     from conveyor.simulation.options import Options
 
+# The share of worlds with special conditions; the share of these in which nothing else happens; and
+# the share of these with a second condition.
 CONDITIONS_SHARE = 0.4
 ISOLATED_SHARE = 0.6
 SECOND_CONDITION_SHARE = 0.3
@@ -30,6 +32,7 @@ SLOTS = 50
 be measured."""
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
+# Longer than leases and claims, than results kept for a day, and than results kept for a month.
 LEAPS_S = (HOUR_S, DAY_S, 40 * DAY_S)
 
 
@@ -68,6 +71,7 @@ HOSTILE = (
     "idle_jobs",
     "endless_reruns",
 )
+# Quotas that a hostile caller reaches within the short time of such a world.
 TIGHT = {"live_runs": 8, "open_jobs": 5, "exports_per_run": 3, "upload_slots": 6}
 KINDS = (
     "storage",

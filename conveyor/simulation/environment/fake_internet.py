@@ -46,6 +46,7 @@ CALM_SITE_S = 0.2
 LATE_ANSWER = "late-answer"
 """A URL that contains this gets its answer twice: the second one arrives on the next request of the
 connection."""
+# Once faults are over, sites answer quickly, so that runs end soon.
 CALM_THINK_S = 0.1
 METADATA_HOST = "169.254.169.254"
 """The metadata service of clouds. A receiver redirects to it; no request may ever reach it."""

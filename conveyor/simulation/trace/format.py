@@ -14,6 +14,7 @@ from conveyor.domain.changes import Applied, Change, Chunk, Enqueue, Insert, Upd
 from conveyor.domain.queries import TaskPage
 
 _PLAIN = (str, int, float, bool, type(None))
+# Longer values are cut, so that a line of the trace stays readable.
 _SHOWN_CHARS = 40
 
 

@@ -12,10 +12,12 @@ from conveyor.domain.model import Problem, RunStatus, Task, TaskStatus
 from conveyor.simulation.client_history import Fetch, History
 from conveyor.simulation.invariant_monitor import StateChange
 
+# How many calls beyond the limit of the gateway a worker may make until it knows the limit.
 REFUSALS_A_WORKER = 4
 CALLS_TO_OPEN = 40
 """Calls that are in progress when an outage begins, and calls that it takes to open the circuit
 breakers."""
+# The mean time between two probes during an outage. Probes are 1 s apart at first, 30 s at most.
 PROBE_EVERY_S = 10.0
 CALLERS_MAX = 4
 """Each caller has a circuit breaker of its own."""

@@ -7,6 +7,7 @@ from functools import partial
 
 from conveyor.simulation.invariant_monitor import StateChange
 
+# The bound of I56: twice the time alone plus five seconds.
 TIMES_SOLO, PLUS_S = 2.0, 5.0
 
 

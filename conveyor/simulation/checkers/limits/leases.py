@@ -17,6 +17,7 @@ from conveyor.simulation.invariant_monitor import StateChange
 _MOMENT_S = 1.0
 # Engines accept a renewal up to two minutes after its instant was computed.
 _LIFE_S_MAX = max(limits.LEASE_TTL_S, limits.SCRAPE_DEADLINE_S) + 120.0
+# A heartbeat and the lifetime of a lease, a late call (60 s) and the error of clocks (20 s).
 _GIVEN_BACK_S = limits.HEARTBEAT_S + limits.LEASE_TTL_S + 60.0 + 20.0
 
 

@@ -13,6 +13,7 @@ from math import ceil
 from conveyor.simulation.models.fault_source import FaultSource
 
 TABLE = ""
+# The sizes of DynamoDB's write and read units.
 WRITE_UNIT_BYTES = 1024
 READ_UNIT_BYTES = 4096
 

@@ -14,6 +14,7 @@ from conveyor.simulation.models.dynamodb.tables import Index, Key, Table
 from conveyor.simulation.models.dynamodb.values import Item, check_known, invalid
 from conveyor.simulation.models.dynamodb.writes import throttled
 
+# The limit of DynamoDB for one page of a query.
 PAGE_BYTES_MAX = 1024 * 1024
 
 _KNOWN = frozenset(
