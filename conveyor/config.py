@@ -264,8 +264,7 @@ def _nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def settings_from(environ: Mapping[str, str], names: set[str] | None = None) -> Settings:
-    """Returns the settings of these variables. Raises BadSettings for the first invalid one.
-    `names` gets those that are read."""
+    """Returns the settings; `names` gets those that it reads. Raises BadSettings."""
     read = _Reader(environ, set() if names is None else names)
     auth = read("CONVEYOR_AUTH", "passthrough", _one_of("passthrough", "keys"))
     engine = read("CONVEYOR_ENGINE", "embedded", _one_of("embedded", "postgres", "aws"))

@@ -396,8 +396,8 @@ def headers_from(arguments: Mapping[str, Any]) -> dict[str, str]:
     if arguments["user_agent"] is not None:
         headers["User-Agent"] = arguments["user_agent"]
     if arguments["cookie"]:
-        given = [headers.pop(name) for name in list(headers) if name.lower() == "cookie"]
-        headers["Cookie"] = "; ".join([*given, *arguments["cookie"]])
+        cookies = [headers.pop(name) for name in list(headers) if name.lower() == "cookie"]
+        headers["Cookie"] = "; ".join([*cookies, *arguments["cookie"]])
     return headers
 
 
@@ -457,10 +457,12 @@ def input_options_from(arguments: Mapping[str, Any], *, is_direct: bool = False)
         DIRECT_METHODS,
         GATEWAY_METHODS,
         InputOptions,
+        content_type_of,
+        read_body,
     )
     from conveyor.domain.model import ListFormat
 
-    body, method = _data(arguments.get("data")), arguments.get("method")
+    body, method = read_body(arguments.get("data")), arguments.get("method")
     if body is not None and method is None:
         method = "POST"
     if body is not None and method in BODYLESS_METHODS:
@@ -476,25 +478,9 @@ def input_options_from(arguments: Mapping[str, Any], *, is_direct: bool = False)
         delimiter=arguments["delimiter"],
         method=method,
         body=body,
-        content_type=None if body is None else _content_type(body),
+        content_type=None if body is None else content_type_of(body),
         methods=methods,
     )
-
-
-def _content_type(body: bytes) -> str:
-    is_json = body.lstrip()[:1] in {b"{", b"["}
-    return "application/json" if is_json else "application/x-www-form-urlencoded"
-
-
-def _data(value: str | None) -> bytes | None:
-    if value is None:
-        return None
-    if not value.startswith("@"):
-        return value.encode()
-    try:
-        return Path(value[1:]).read_bytes()
-    except OSError as error:
-        raise click.ClickException(f"Cannot read {value[1:]}: {error.strerror}.") from None
 
 
 def _read(

@@ -337,6 +337,21 @@ def _from_json(line: Line, source: str) -> Line:
     )
 
 
+def read_body(text: str | None) -> bytes | None:
+    """Returns the body of every page: a text, or the content of @FILE."""
+    if text is None or not text.startswith("@"):
+        return None if text is None else text.encode()
+    try:
+        return Path(text[1:]).read_bytes()
+    except OSError as error:
+        raise BadList(f"Cannot read {text[1:]}: {error.strerror}.") from None
+
+
+def content_type_of(body: bytes) -> str:
+    is_json = body.lstrip()[:1] in {b"{", b"["}
+    return "application/json" if is_json else "application/x-www-form-urlencoded"
+
+
 def describe_flaws(flawed: Sequence[Page], shown_max: int) -> list[str]:
     """Returns a line for each page that cannot be fetched, and what may help."""
     lines = [

@@ -44,10 +44,10 @@ class Rule(msgspec.Struct, frozen=True):
         place = len(first)
         last = others.pop() if self.is_end and others else None
         for word in others:
-            found = path.find(word, place)
-            if found < 0:
+            start = path.find(word, place)
+            if start < 0:
                 return False
-            place = found + len(word)
+            place = start + len(word)
         if last is None:
             return not self.is_end or place == len(path)
         return path.endswith(last) and len(path) - len(last) >= place
