@@ -222,7 +222,7 @@ async def by_dry_run(env: Context, request: Submission, job_id: JobId) -> None:
     await rehearse(env, lambda apart: jobs.submit(apart, CALLER, request, job_id=job_id))
 
 
-@pytest.mark.parametrize("ask", [by_submit, by_schedule, by_dry_run])
+@pytest.mark.parametrize("submit_with", [by_submit, by_schedule, by_dry_run])
 async def test_a_result_lifetime_longer_than_bodies_are_kept_is_refused(
     env: Context, submit_with: Callable[[Context, Submission, JobId], Awaitable[None]]
 ) -> None:
