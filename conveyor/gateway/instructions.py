@@ -127,7 +127,7 @@ def parse_instructions(text: str) -> tuple[Instruction, ...]:
     if len(steps) > INSTRUCTIONS_MAX:
         raise _bad(f"may have at most {INSTRUCTIONS_MAX} instructions")
     instructions = tuple(_parse_step(name, value) for step in steps for name, value in step.items())
-    waits_ms = sum(int(each.arguments[0]) for each in instructions if each.name == "wait")
+    waits_ms = sum(int(step.arguments[0]) for step in instructions if step.name == "wait")
     if waits_ms > WAIT_ALL_MS_MAX:
         raise _bad(f"may wait at most {WAIT_ALL_MS_MAX} ms in all")
     return instructions
