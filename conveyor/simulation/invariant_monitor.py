@@ -130,6 +130,8 @@ class InvariantMonitor:
             self.check_snapshot()
 
     def check_snapshot(self) -> StateChange:
+        """Takes a snapshot, compares it with the last one, and runs the checkers of writes if
+        anything changed."""
         before, after = self.last, self.take_snapshot()
         self.last = after
         written = compare(before, after)

@@ -113,6 +113,7 @@ class _Simulation:
         self._over = trio.CancelScope()
 
     async def run(self) -> Report:
+        """Runs all phases of the world."""
         sim = self._make_context()
         self._logs.sim = sim
         await sim.backend.prepare()

@@ -60,6 +60,7 @@ class Summary:
     _hash: hashlib.blake2b = field(default_factory=lambda: hashlib.blake2b(digest_size=16))
 
     def add(self, report: Report) -> None:
+        """Adds the report of one seed."""
         self.seeds += 1
         self.violations += len(report.violations)
         self.liveness_failures += len(report.liveness_failures)

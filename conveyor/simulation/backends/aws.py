@@ -91,6 +91,8 @@ class AwsBackend:
     async def open(
         self, injector: FaultInjector, clock: Clock, random: Random, *, role: str, mail: Mailboxes
     ) -> AsyncGenerator[Ports, None]:
+        """Yields the ports of one process: the real AWS runtime, whose transport and Redis
+        connection pass the fault injector."""
         injector.has_call_faults = False
         injector.refusal = partial(NoResponse, was_sent=False)
         service_clock = ServiceClock(clock)
@@ -190,6 +192,7 @@ class AwsBackend:
         return address
 
     def body(self, key: str) -> bytes | None:
+        """The stored body; the body of a pack member is a part of the pack."""
         part = part_of(key)
         name = key if part is None else part.pack_key
         stored = self.model.s3.buckets[NAMES.bucket].objects.get(name)

@@ -107,6 +107,7 @@ class Backend(Protocol):
 
 
 def wrap_ports(engine: Any, injector: FaultInjector) -> Ports:
+    """Returns the ports of an engine with faults injected into each call."""
     return Ports(
         store=injector.with_faults(engine.store, "store"),
         queue=injector.with_faults(engine.queue, "queue"),

@@ -81,6 +81,8 @@ async def submit_a_long_list(client: Client) -> None:
 
 
 async def submit_with_bad_lines(client: Client) -> None:
+    """Submits a list with invalid lines; about a third of them are refused, because the request
+    does not ask to skip such lines."""
     bad = [{"url": "ftp://site.example/"}, {"url": "https://site.example/", "method": "BREW"}]
     lines = [*_lines(client, 3), *bad]
     body = _job(client, lines)
@@ -116,6 +118,7 @@ async def submit_a_scheduled_job(client: Client) -> None:
 
 
 async def upload_a_list(client: Client) -> None:
+    """Requests an upload, uploads a list and submits it."""
     answer = await client.post("/v1/job_inputs", {"format": "text"})
     if answer is None or not answer.is_accepted:
         return
@@ -127,6 +130,8 @@ async def upload_a_list(client: Client) -> None:
 
 
 async def submit_an_uploaded_list(client: Client) -> None:
+    """Submits an uploaded list, and sometimes replaces the uploaded text afterwards, which must
+    have no effect."""
     if not client.inputs:
         return
     input_id, target, has_bad_lines = client.random.choice(client.inputs)
@@ -201,6 +206,7 @@ async def delete_a_run(client: Client) -> None:
 
 
 async def look_around(client: Client) -> None:
+    """Reads the jobs, events, runs and results that a user would look at."""
     await client.get("/v1/jobs?limit=5")
     await client.get("/v1/events")
     job = client.pick()
@@ -258,6 +264,7 @@ async def change_a_schedule(client: Client) -> None:
 
 
 async def sign_webhooks(client: Client) -> None:
+    """Rotates the signing key and completes the rotation."""
     secrets = client.sim.history.signing_secrets.setdefault(client.name, [])
     # Until the answer arrives there may be a key whose secret the client does not know.
     secrets.append(None)
@@ -282,6 +289,7 @@ async def redeliver_an_event(client: Client) -> None:
 
 
 async def look_at_bodies(client: Client) -> None:
+    """Reads the bodies and histories of some tasks of a job."""
     job = client.pick()
     if job is None:
         return

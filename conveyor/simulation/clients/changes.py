@@ -81,6 +81,7 @@ async def make_dry_runs(client: Client) -> None:
 
 
 async def audit_a_run(client: Client) -> None:
+    """Reads everything that the API shows about a run."""
     job = client.pick()
     if job is None:
         return

@@ -20,6 +20,8 @@ RAISING_PATH = "/raises/"
 
 @dataclass(frozen=True, slots=True)
 class RecordingGateway:
+    """Records each fetch in the history, and shows it to the checkers when it begins."""
+
     inner: Gateway
     injector: FaultInjector
     history: History

@@ -212,6 +212,8 @@ Invoke = Callable[[FaultInjector, str, Callable[[], Awaitable[Any]]], Awaitable[
 
 
 class _WrappedPort:
+    """A port whose async methods pass `invoke`. Each method is wrapped on its first use."""
+
     def __init__(self, port: object, name: str, injector: FaultInjector, invoke: Invoke) -> None:
         self._port = port
         self._name = name

@@ -42,6 +42,8 @@ Answer = dict[str, Any]
 
 
 class Service(Protocol):
+    """One modelled service. `run` applies an operation at one instant and returns its answer."""
+
     def run(self, operation: str, params: Params) -> Answer: ...
 
 

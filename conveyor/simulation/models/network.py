@@ -69,6 +69,7 @@ class Network:
         return answer
 
     def draw_delay(self, patience_s: float, *, slow_s: float = 0.0) -> Delay:
+        """Draws how long the request and the response of one call take."""
         fault_source, faults = self.fault_source, self.fault_source.service_rates.calls
         request_s = fault_source.seconds(faults.latency_s) / 2
         response_s = fault_source.seconds(faults.latency_s) / 2 + slow_s

@@ -37,6 +37,8 @@ Answered = tuple[int, dict[str, str], bytes]
 
 @dataclass(frozen=True, slots=True)
 class Stored:
+    """One object."""
+
     body: bytes
     etag: str
     modified_at: datetime
@@ -46,6 +48,8 @@ class Stored:
 
 @dataclass(slots=True)
 class Upload:
+    """A multipart upload that is open."""
+
     bucket: str
     key: str
     params: Params
@@ -54,6 +58,8 @@ class Upload:
 
 @dataclass(slots=True)
 class Bucket:
+    """The objects of a bucket, listed in the order of their keys."""
+
     objects: dict[str, Stored] = field(default_factory=dict)
     _order: list[str] | None = None
 
@@ -76,6 +82,8 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class _Link:
+    """What a presigned URL allows, and until when."""
+
     operation: str
     params: Params
     expires_at: float
@@ -114,6 +122,7 @@ class S3Model:
         }
 
     def run(self, operation: str, params: Params) -> Answer:
+        """Applies one operation at this instant."""
         if operation not in self._handlers or "VersionId" in params:
             raise NotImplementedError(f"s3.{operation} with {sorted(params)}")
         faults = self.fault_source.service_rates.s3
@@ -125,6 +134,7 @@ class S3Model:
         return answer
 
     def presign(self, operation: str, params: Params, *, expires_s: int) -> str:
+        """Returns a URL with which anybody may perform this operation until it expires."""
         secret = f"{self.fault_source.random.getrandbits(128):032x}"
         url = f"{URL}{params['Bucket']}/{escape_path(params['Key'])}?X-Amz-Signature={secret}"
         self._links[url] = _Link(operation, dict(params), self.now() + expires_s)

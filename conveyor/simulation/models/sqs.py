@@ -48,6 +48,8 @@ Answer = dict[str, Any]
 
 @dataclass(slots=True)
 class Message:
+    """One message. `turn` counts how often its visibility changed."""
+
     number: int
     body: str
     sent_at: float
@@ -98,6 +100,8 @@ class Queue:
 
 @dataclass(slots=True)
 class SqsModel:
+    """All queues of one account. `_ghosts` are removed queues that still accept messages."""
+
     fault_source: FaultSource
     now: Callable[[], float]
     queues: dict[str, Queue] = field(default_factory=dict)

@@ -20,6 +20,7 @@ def do(
     operation: str,
     params: Params,
 ) -> dict[str, Any]:
+    """Performs an operation on a table."""
     name = params["TableName"]
     if operation == "CreateTable":
         if name in tables:

@@ -59,6 +59,8 @@ Step = Callable[[Item, Item, Bindings], None]
 
 @dataclass(frozen=True, slots=True)
 class Condition:
+    """A compiled condition and the placeholders that it uses."""
+
     test: Test
     placeholders: frozenset[str]
 
@@ -84,6 +86,7 @@ class KeyCondition:
 
 @lru_cache(maxsize=4096)
 def condition(text: str) -> Condition:
+    """Compiles a condition or filter expression."""
     reader = _Reader(text)
     test = _either(reader)
     reader.end()
@@ -92,6 +95,7 @@ def condition(text: str) -> Condition:
 
 @lru_cache(maxsize=4096)
 def change(text: str) -> Change:
+    """Compiles an update expression."""
     reader = _Reader(text)
     steps: list[Step] = []
     targets: list[str] = []
@@ -112,6 +116,7 @@ def change(text: str) -> Change:
 
 @lru_cache(maxsize=1024)
 def key_condition(text: str) -> KeyCondition:
+    """Compiles the key condition of a query."""
     reader = _Reader(text)
     parts = [_key_part(reader)]
     if reader.takes("AND"):
@@ -136,6 +141,8 @@ def projection(text: str) -> tuple[tuple[str, ...], frozenset[str]]:
 
 
 class _Reader:
+    """The tokens of an expression, read from left to right."""
+
     def __init__(self, text: str) -> None:
         self.text = text
         self.placeholders: set[str] = set()

@@ -65,6 +65,7 @@ class _Page:
 
 
 def query(table: Table, capacity: Capacity, params: Params) -> dict[str, Any]:
+    """Answers one page of a query."""
     check_known("Query", params, _KNOWN)
     index = _index(table, params)
     bindings = Bindings(
@@ -144,6 +145,7 @@ def read_row(table: Table, key: Key, *, is_consistent: bool) -> Row | None:
 
 
 def projected(item: Item, params: Params) -> Item:
+    """The item with only the attributes that the request asks for."""
     text = params.get("ProjectionExpression")
     if text is None:
         return dict(item)

@@ -53,6 +53,8 @@ _KNOWN: dict[str, frozenset[str]] = {
 
 @dataclass(slots=True)
 class DynamoModel:
+    """All tables of one account."""
+
     fault_source: FaultSource
     now: Callable[[], float]
     tables: dict[str, Table] = field(default_factory=dict)
@@ -80,6 +82,7 @@ class DynamoModel:
         }
 
     def run(self, operation: str, params: Params) -> Answer:
+        """Applies one operation at this instant."""
         if operation == "Query":
             table = self.table(params["TableName"])
             return queries.query(table, self.capacity(params["TableName"]), params)
@@ -91,6 +94,7 @@ class DynamoModel:
         return handler(params)
 
     def table(self, name: str) -> Table:
+        """The table, with index entries and expiry up to date."""
         table = self.tables.get(name)
         if table is None:
             raise AwsError("ResourceNotFoundException", f"Requested resource not found: {name}")

@@ -52,6 +52,7 @@ class Index:
         return Row({name: value for name, value in row.item.items() if name in self.shows})
 
     def show(self, key: Key, old: Row | None, new: Row | None) -> None:
+        """Replaces the entry of an item in the index."""
         before = self.entry(old, key)
         after = self.entry(new, key)
         if before is not None and before != after:
@@ -192,6 +193,7 @@ class Table:
 def table_of(
     definition: Mapping[str, Any], fault_source: FaultSource, now: Callable[[], float]
 ) -> Table:
+    """Makes a table from the parameters of CreateTable."""
     kinds = {attribute["AttributeType"] for attribute in definition["AttributeDefinitions"]}
     if kinds != {"S"}:
         raise NotModelled("keys that are no strings")

@@ -47,6 +47,8 @@ class Transactions:
     _held: dict[Spot, float] = field(default_factory=dict)
 
     def is_held(self, table: str, key: Key) -> bool:
+        """Whether a recent transaction still holds the item, so that other writes to it
+        conflict."""
         if not self._held:
             return False
         until = self._held.get((table, key))
@@ -59,6 +61,7 @@ class Transactions:
         return True
 
     def write(self, params: Params) -> dict[str, Any]:
+        """Applies all writes of a TransactWriteItems, or none."""
         token = params.get("ClientRequestToken")
         digest = b"" if token is None else _digest(params["TransactItems"])
         if token is not None and self._is_done(token, digest):
@@ -96,6 +99,7 @@ class Transactions:
         }
 
     def get(self, params: Params) -> dict[str, Any]:
+        """Reads all items of a TransactGetItems at one instant."""
         requests = [item["Get"] for item in params["TransactItems"]]
         if not 1 <= len(requests) <= ITEMS_MAX:
             raise invalid(f"1 to {ITEMS_MAX} items make a transaction")

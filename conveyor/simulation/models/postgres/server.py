@@ -107,6 +107,8 @@ class Session:
 
 @dataclass(slots=True, eq=False)
 class Server:
+    """The committed rows, the sessions and the row locks of one server."""
+
     execute: Execute
     random: Random
     faults: Faults = CALM
@@ -344,6 +346,8 @@ class ModelConnection:
 
 @dataclass(slots=True, eq=False)
 class _Call:
+    """A call that runs in a task of the server, also after its client was cancelled."""
+
     done: trio.Event = field(default_factory=trio.Event)
     result: outcome.Outcome[list[Answer]] | None = None
 

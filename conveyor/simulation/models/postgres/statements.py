@@ -77,6 +77,7 @@ _ESCAPES = {"\\\\": "\\", "\\t": "\t", "\\n": "\n", "\\r": "\r"}
 
 
 async def execute(session: Session, statement: Statement) -> Answer:
+    """Executes one statement in a session."""
     params = [_stored(value) for value in statement.params]
     handler = _HANDLERS.get(statement.sql)
     if handler is not None:
@@ -292,6 +293,8 @@ def _condition(parts: Mapping[str, str | None]) -> _Holds:
 
 
 class _Message(NamedTuple):
+    """A row of the messages table with its key."""
+
     key: Key
     row: Row
 

@@ -23,6 +23,7 @@ class Keyspace:
     undo: deque[tuple[float, str, Value | None, float | None]] = field(default_factory=deque)
 
     def call(self, name: str, *args: str) -> Reply:
+        """Runs one Redis command."""
         command = _COMMANDS.get(name)
         if command is None:
             raise NotImplementedError(f"the Redis command {name}")

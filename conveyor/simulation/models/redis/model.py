@@ -58,6 +58,7 @@ class RedisModel:
         return link
 
     async def ask(self, link: ModelRedisConnection, do: Callable[[Keyspace], T]) -> T:
+        """Makes one call over a connection, with the faults of the server and the network."""
         faults = self.fault_source.service_rates.redis
         slow_s = 0.0
         if self.fault_source.occurs("redis.slow", faults.slow_rate):
