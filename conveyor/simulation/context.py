@@ -32,13 +32,13 @@ class SimContext:
     processes: list[Process] = field(default_factory=list)
     crashes: list[str] = field(default_factory=list)
 
-    def random(self, whose: str) -> Random:
+    def random(self, owner: str) -> Random:
         """Returns a random stream for one part, so that what it draws does not change what others
         draw."""
-        return Random(f"{whose} {self.options.seed}")
+        return Random(f"{owner} {self.options.seed}")
 
-    def crashed(self, who: str, what: str) -> None:
+    def report_crash(self, source: str, error: str) -> None:
         """Records an error of the program that the simulator did not inject; the seed fails because
         of it."""
-        self.crashes.append(f"{who}: {what}")
-        self.trace.note(who, "crashed", what)
+        self.crashes.append(f"{source}: {error}")
+        self.trace.note(source, "crashed", error)

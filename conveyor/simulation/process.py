@@ -170,7 +170,7 @@ class Process:
             if errors.split(expected)[1] is None:
                 sim.trace.note(self.name, "gave up", _describe_errors(errors))
             elif not injector.is_dead:
-                sim.crashed(self.name, _describe_errors(errors))
+                sim.report_crash(self.name, _describe_errors(errors))
         finally:
             self.injector = self._app = self._nursery = self.mail = None
             for exchange in self._exchanges:
@@ -238,7 +238,7 @@ class Process:
             # program.
             is_cut_off = exchange.status is not None and _contains_only(error, Unavailable)
             if not injector.is_dead and not is_cut_off:
-                self.sim.crashed(self.name, f"{exchange.method} {exchange.path}: {error!r}")
+                self.sim.report_crash(self.name, f"{exchange.method} {exchange.path}: {error!r}")
         finally:
             exchange.is_over.set()
             if exchange in self._exchanges:

@@ -127,8 +127,8 @@ class _Simulation:
             async with trio.open_nursery() as nursery:
                 for process in sim.processes:
                     nursery.start_soon(process.run)
-                await self._safety(sim, clients, scheduler)
-                await self._liveness(sim, clients)
+                await self._run_with_faults(sim, clients, scheduler)
+                await self._run_without_faults(sim, clients)
                 nursery.cancel_scope.cancel()
         sim.backend.close()
         return self._report(sim)
@@ -217,7 +217,7 @@ class _Simulation:
             return MixedBackend(self._options, faults, random), None
         return MemoryBackend(random), None
 
-    async def _safety(
+    async def _run_with_faults(
         self, sim: SimContext, clients: list[Client], scheduler: FaultScheduler
     ) -> None:
         for client in clients:
@@ -230,14 +230,14 @@ class _Simulation:
                     nursery.start_soon(_CLIENT_LOOPS.get(client.name, act_forever), client)
         scheduler.end()
 
-    async def _liveness(self, sim: SimContext, clients: list[Client]) -> None:
+    async def _run_without_faults(self, sim: SimContext, clients: list[Client]) -> None:
         for resumes in (False, True):  # First, runs that are paused may stay paused.
-            if not await self._all_ended(sim, clients, resumes=resumes):
+            if not await self._wait_until_all_ended(sim, clients, resumes=resumes):
                 return
         if any([await ask_again(client) for client in clients]):
             for client in clients:
                 await let_everything_end(client)
-            if not await self._all_ended(sim, clients):
+            if not await self._wait_until_all_ended(sim, clients):
                 return
         for client in clients:
             await page_through_everything(client)
@@ -265,7 +265,7 @@ class _Simulation:
             await trio.sleep(REMOVAL_S)
             sim.monitor.check_calm()
 
-    async def _all_ended(
+    async def _wait_until_all_ended(
         self, sim: SimContext, clients: list[Client], *, resumes: bool = True
     ) -> bool:
         """Lets clients close and resume what they find until every run has ended. A listing of jobs
@@ -419,7 +419,7 @@ class _Logs(logging.Handler):
         is_error = record.levelno >= logging.ERROR
         is_outage = record.msg == OUTAGE_LOGGED
         if is_error and not is_outage and not _is_injected(error, getattr(record, "child", "")):
-            self.sim.crashed("log", f"{record.getMessage()} {error!r}")
+            self.sim.report_crash("log", f"{record.getMessage()} {error!r}")
 
 
 def _is_injected(error: BaseException | None, child: str) -> bool:

@@ -23,7 +23,7 @@ from conveyor.simulation.faults.power_cut import SyncLog
 T = TypeVar("T")
 
 # How long work that found the database locked waits before it tries again.
-_TURN_S = 0.001
+_LOCK_RETRY_S = 0.001
 # The functions of the engine that write bodies, by name.
 _WRITES_BODIES = frozenset({"_write_group", "_store", "write"})
 
@@ -40,14 +40,14 @@ class VirtualExecutor:
     async def run(
         self, work: Callable[..., T], *arguments: Any, limiter: trio.CapacityLimiter | None = None
     ) -> T:
-        await trio.sleep(self._moment_s())
+        await trio.sleep(self._delay_s())
         if _name_of(work) == "_read":
             self._fail_to_read()
         with self._disk(work):
             return work(*arguments)
 
     def start(self, work: Callable[[], T], then: Callable[[outcome.Outcome[T]], object]) -> None:
-        trio.lowlevel.spawn_system_task(self._later, work, then)
+        trio.lowlevel.spawn_system_task(self._run_later, work, then)
 
     def start_when_unlocked(
         self,
@@ -55,7 +55,7 @@ class VirtualExecutor:
         then: Callable[[outcome.Outcome[T]], object],
         is_locked: Callable[[BaseException], bool],
     ) -> None:
-        trio.lowlevel.spawn_system_task(self._in_turn, work, then, is_locked)
+        trio.lowlevel.spawn_system_task(self._retry_while_locked, work, then, is_locked)
 
     def linger(self, seconds: float) -> None:
         """Does nothing: blocking here would stop the world. The delay before each piece of work
@@ -65,17 +65,17 @@ class VirtualExecutor:
         """Reports unlimited free space, so that the real disk of the machine has no influence."""
         return Volume(free_bytes=1 << 62, total_bytes=0)
 
-    async def _later(
+    async def _run_later(
         self, work: Callable[[], T], then: Callable[[outcome.Outcome[T]], object]
     ) -> None:
-        await trio.sleep(self._moment_s())
+        await trio.sleep(self._delay_s())
         result: outcome.Outcome[T] | None = self._failure(work)
         if result is None:
             with self._disk(work):
                 result = outcome.capture(work)
         then(result)
 
-    async def _in_turn(
+    async def _retry_while_locked(
         self,
         work: Callable[[], T],
         then: Callable[[outcome.Outcome[T]], object],
@@ -83,7 +83,7 @@ class VirtualExecutor:
     ) -> None:
         result = outcome.capture(work)
         while isinstance(result, outcome.Error) and is_locked(result.error):
-            await trio.sleep(_TURN_S)
+            await trio.sleep(_LOCK_RETRY_S)
             result = outcome.capture(work)
         then(result)
 
@@ -111,7 +111,7 @@ class VirtualExecutor:
             return _full_disk()
         return nullcontext() if self.syncs is None else self.syncs.recording()
 
-    def _moment_s(self) -> float:
+    def _delay_s(self) -> float:
         return self.random.uniform(0.0, 0.01)
 
 

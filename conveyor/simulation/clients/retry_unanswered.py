@@ -10,9 +10,9 @@ from conveyor.simulation.client_history import Call
 from conveyor.simulation.clients.client import Client
 
 # A claim on a key whose owner died has expired by then.
-_PATIENCE_S = limits.IDEMPOTENCY_CLAIM_S + 30.0
+_CLAIM_EXPIRED_S = limits.IDEMPOTENCY_CLAIM_S + 30.0
 # The clock of the owner may have been ahead by as much.
-_AHEAD_S = 60.0
+_CLOCK_AHEAD_S = 60.0
 
 
 async def ask_again(client: Client) -> bool:
@@ -21,12 +21,12 @@ async def ask_again(client: Client) -> bool:
     more (seed 1556)."""
     open_calls = _unanswered(client)
     if open_calls:
-        await trio.sleep(_PATIENCE_S)
+        await trio.sleep(_CLAIM_EXPIRED_S)
     for call in open_calls:
         await client.send_again(call)
     claimed = [call for call in _unanswered(client) if b"idempotency_in_progress" in call.answer]
     if claimed:
-        await trio.sleep(_AHEAD_S)
+        await trio.sleep(_CLOCK_AHEAD_S)
     for call in claimed:
         await client.send_again(call)
     return bool(open_calls)

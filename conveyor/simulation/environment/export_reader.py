@@ -53,7 +53,7 @@ def unpacked(kind: str, file: bytes) -> bytes:
     return gzip.decompress(file) if kind == "warc" else file
 
 
-def _in_zip(file: bytes) -> Iterator[ExportedTask]:
+def _read_zip(file: bytes) -> Iterator[ExportedTask]:
     with zipfile.ZipFile(BytesIO(file)) as archive:
         lines = [json.loads(text) for text in archive.read("results.jsonl").splitlines()]
         files = [line["file"] for line in lines if "file" in line]
@@ -64,7 +64,7 @@ def _in_zip(file: bytes) -> Iterator[ExportedTask]:
             yield _make_task(line, body)
 
 
-def _in_lines(file: bytes) -> Iterator[ExportedTask]:
+def _read_lines(file: bytes) -> Iterator[ExportedTask]:
     *lines, last = (json.loads(text) for text in file.splitlines())
     if [*last] != ["manifest"]:
         raise ValueError("it does not end with its manifest")
@@ -74,13 +74,13 @@ def _in_lines(file: bytes) -> Iterator[ExportedTask]:
         yield _make_task(line, body if text is None else text.encode())
 
 
-def _in_table(file: bytes) -> Iterator[ExportedTask]:
+def _read_csv(file: bytes) -> Iterator[ExportedTask]:
     """CSV files contain no bodies, so the digest is the one that the file states."""
     for row in csv.DictReader(StringIO(file.decode(), newline=""), strict=True):
         yield ExportedTask(row["task_id"], row["status"], row["url"], row["sha256"] or None)
 
 
-def _in_warc(file: bytes) -> Iterator[ExportedTask]:
+def _read_warc(file: bytes) -> Iterator[ExportedTask]:
     for fields, block in _records(gzip.decompress(file)):
         if "Conveyor-Task" in fields:
             task_id, _, status = fields["Conveyor-Task"].partition(" ")
@@ -89,7 +89,7 @@ def _in_warc(file: bytes) -> Iterator[ExportedTask]:
             yield ExportedTask(task_id, status, fields["WARC-Target-URI"], _sha256(body))
 
 
-def _in_parquet(file: bytes) -> Iterator[ExportedTask]:
+def _read_parquet(file: bytes) -> Iterator[ExportedTask]:
     for row in _rows(file):
         yield _make_task(row, row["body"])
 
@@ -123,9 +123,9 @@ def _sha256(body: bytes | None) -> str | None:
 
 
 _READERS: Mapping[str, Callable[[bytes], Iterator[ExportedTask]]] = {
-    "zip": _in_zip,
-    "jsonl": _in_lines,
-    "csv": _in_table,
-    "warc": _in_warc,
-    "parquet": _in_parquet,
+    "zip": _read_zip,
+    "jsonl": _read_lines,
+    "csv": _read_csv,
+    "warc": _read_warc,
+    "parquet": _read_parquet,
 }

@@ -191,14 +191,14 @@ class S3Model:
 
     def _store(self, params: Params, body: bytes, etag: str, like: Params) -> str:
         bucket = self._bucket(params["Bucket"])
-        there = bucket.objects.get(params["Key"])
-        if params.get("IfNoneMatch") == "*" and there is not None:
-            raise _unmet()
+        existing = bucket.objects.get(params["Key"])
+        if params.get("IfNoneMatch") == "*" and existing is not None:
+            raise _precondition_failed()
         if "IfMatch" in params:
-            if there is None:
+            if existing is None:
                 raise AwsError("NoSuchKey", "The specified key does not exist.", status=404)
-            if there.etag != params["IfMatch"]:
-                raise _unmet()
+            if existing.etag != params["IfMatch"]:
+                raise _precondition_failed()
         kind = {name: like[name] for name in _KEPT if name in like}
         metadata = {name.lower(): text for name, text in like.get("Metadata", {}).items()}
         modified_at = datetime.fromtimestamp(int(self.now()), UTC)
@@ -229,7 +229,7 @@ class S3Model:
     def _described(self, params: Params) -> tuple[Answer, Stored]:
         stored = self._object(params)
         if params.get("IfMatch", stored.etag) != stored.etag:
-            raise _unmet()
+            raise _precondition_failed()
         if params.get("IfNoneMatch") in {stored.etag, "*"}:
             raise AwsError("NotModified", "Not Modified", status=304)
         answer = {
@@ -281,7 +281,7 @@ class S3Model:
     def _copy(self, params: Params) -> Answer:
         source = self._object(params["CopySource"])
         if params.get("CopySourceIfMatch", source.etag) != source.etag:
-            raise _unmet()
+            raise _precondition_failed()
         like = {**source.kind, "Metadata": source.metadata}
         etag = self._store(params, source.body, f'"{_md5(source.body)}"', like)
         at = self._object(params).modified_at
@@ -333,7 +333,7 @@ class S3Model:
         return {}
 
 
-def _unmet() -> AwsError:
+def _precondition_failed() -> AwsError:
     message = "At least one of the pre-conditions you specified did not hold"
     return AwsError("PreconditionFailed", message, status=412)
 

@@ -151,9 +151,9 @@ class SqsModel:
         url, attributes = URL + name, dict(params.get("Attributes", {}))
         if url in self._removed_at and now < self._removed_at[url] + REMOVED_S:
             raise AwsError("QueueDeletedRecently", "wait 60 seconds")
-        there = self.queues.get(url)
-        if there is not None:
-            if there.attributes != attributes:
+        existing = self.queues.get(url)
+        if existing is not None:
+            if existing.attributes != attributes:
                 raise AwsError("QueueNameExists", "it has other attributes")
             return {"QueueUrl": url}
         faults = self.fault_source.service_rates.sqs
@@ -213,7 +213,7 @@ class SqsModel:
         url = params["QueueUrl"]
         if self._ghosts.get(url, 0.0) <= self.now():
             self._queue(params)
-        return self._each(params, lambda entry: self._put(url, entry["MessageBody"]))
+        return self._for_each_entry(params, lambda entry: self._put(url, entry["MessageBody"]))
 
     def _put(self, url: str, body: str) -> None:
         now = self.now()
@@ -233,15 +233,15 @@ class SqsModel:
         self._refuse_over_limit(queue, now)
         most = params.get("MaxNumberOfMessages", 1)
         assert 1 <= most <= ENTRIES_MAX
-        messages = self._shuffled(queue, self._taken(queue, now, most))
-        deliveries = [self._give(queue, message, params) for message in messages[:most]]
+        messages = self._shuffle(queue, self._take_messages(queue, now, most))
+        deliveries = [self._deliver(queue, message, params) for message in messages[:most]]
         for message in messages[most:]:
             queue.show(message, message.visible_at)
         if deliveries and self.fault_source.occurs("sqs.lost_receive", faults.lost_receive_rate):
             raise NoResponse("the connection closed", was_sent=True)
         return {"Messages": deliveries} if deliveries else {}
 
-    def _taken(self, queue: Queue, now: float, most: int) -> list[Message]:
+    def _take_messages(self, queue: Queue, now: float, most: int) -> list[Message]:
         """The next visible messages. If messages are reordered, more than requested, to shuffle
         them."""
         if self.fault_source.service_rates.sqs.reordered_rate:
@@ -252,7 +252,7 @@ class SqsModel:
                 messages.append(message)
         return messages
 
-    def _shuffled(self, queue: Queue, messages: list[Message]) -> list[Message]:
+    def _shuffle(self, queue: Queue, messages: list[Message]) -> list[Message]:
         rate = self.fault_source.service_rates.sqs.reordered_rate
         if len(messages) > 1 and self.fault_source.occurs("sqs.reordered", rate):
             for at in range(len(messages) - 1, 0, -1):
@@ -280,7 +280,7 @@ class SqsModel:
             elsewhere.show(message, now)
         return False
 
-    def _give(self, queue: Queue, message: Message, params: Params) -> Answer:
+    def _deliver(self, queue: Queue, message: Message, params: Params) -> Answer:
         now, faults = self.now(), self.fault_source.service_rates.sqs
         default = queue.attributes.get("VisibilityTimeout", "30")
         hidden_s = float(params.get("VisibilityTimeout", default))
@@ -288,7 +288,7 @@ class SqsModel:
         message.receives += 1
         if self.fault_source.occurs("sqs.duplicate", faults.duplicate_rate):
             hidden_s = 0.0
-        queue.show(message, now + self._drifting(hidden_s))
+        queue.show(message, now + self._drift(hidden_s))
         receipt = f"{queue.number}-{message.number}-{message.receives}"
         counts = {"ApproximateReceiveCount": str(message.receives)}
         return {
@@ -298,7 +298,7 @@ class SqsModel:
             "Attributes": counts,
         }
 
-    def _drifting(self, hidden_s: float) -> float:
+    def _drift(self, hidden_s: float) -> float:
         drift = self.fault_source.service_rates.sqs.visibility_drift
         if not drift or not hidden_s:
             return hidden_s
@@ -316,10 +316,12 @@ class SqsModel:
 
     def _delete(self, params: Params) -> Answer:
         queue = self._queue(params)
-        return self._each(params, lambda entry: self._forget(queue, entry["ReceiptHandle"]))
+        return self._for_each_entry(
+            params, lambda entry: self._forget(queue, entry["ReceiptHandle"])
+        )
 
     def _forget(self, queue: Queue, receipt: str) -> None:
-        message, is_newest = self._meant(queue, receipt)
+        message, is_newest = self._find_message(queue, receipt)
         if message is None:
             return
         faults, now = self.fault_source.service_rates.sqs, self.now()
@@ -338,16 +340,16 @@ class SqsModel:
         queue = self._queue(params)
 
         def change(entry: Params) -> None:
-            message, _ = self._meant(queue, entry["ReceiptHandle"])
+            message, _ = self._find_message(queue, entry["ReceiptHandle"])
             if message is None:
                 raise AwsError("InvalidParameterValue", "Message does not exist")
             hidden_s = float(entry["VisibilityTimeout"])
             assert 0 <= hidden_s <= VISIBILITY_S_MAX
-            queue.show(message, self.now() + self._drifting(hidden_s))
+            queue.show(message, self.now() + self._drift(hidden_s))
 
-        return self._each(params, change)
+        return self._for_each_entry(params, change)
 
-    def _meant(self, queue: Queue, receipt: str) -> tuple[Message | None, bool]:
+    def _find_message(self, queue: Queue, receipt: str) -> tuple[Message | None, bool]:
         """The message of a receipt, if it still exists, and whether the receipt is its newest."""
         parts = receipt.split("-")
         if len(parts) != 3 or parts[0] != str(queue.number):
@@ -355,7 +357,7 @@ class SqsModel:
         message = queue.messages.get(int(parts[1]))
         return message, message is not None and message.receives == int(parts[2])
 
-    def _each(self, params: Params, do: Callable[[Params], None]) -> Answer:
+    def _for_each_entry(self, params: Params, do: Callable[[Params], None]) -> Answer:
         entries, rate = params["Entries"], self.fault_source.service_rates.sqs.partial_batch_rate
         if not entries:
             raise AwsError("EmptyBatchRequest", "There should be at least one entry")

@@ -53,13 +53,13 @@ class Capacity:
     written: Counter[Place] = field(default_factory=Counter)
     _writes: dict[Place, _Level] = field(default_factory=dict)
     _reads: dict[Place, _Level] = field(default_factory=dict)
-    _shut_until: dict[Place, float] = field(default_factory=dict)
+    _throttled_until: dict[Place, float] = field(default_factory=dict)
 
     def take_writes(self, units: Units) -> str | None:
         """Takes all units, or none and returns the reason: ProvisionedThroughputExceeded or
         ThrottlingError."""
         limits = self.fault_source.service_rates.dynamodb.capacity
-        refusal = self._shut(units)
+        refusal = self._draw_throttling(units)
         if refusal is not None or limits is None:
             return refusal
         refusal = self._take(self._writes, units, limits.partition_writes, limits.table_writes)
@@ -69,12 +69,12 @@ class Capacity:
 
     def take_reads(self, units: Units) -> str | None:
         limits = self.fault_source.service_rates.dynamodb.capacity
-        refusal = self._shut(units)
+        refusal = self._draw_throttling(units)
         if refusal is not None or limits is None:
             return refusal
         return self._take(self._reads, units, limits.partition_reads, limits.table_reads)
 
-    def _shut(self, units: Units) -> str | None:
+    def _draw_throttling(self, units: Units) -> str | None:
         """The reason to throttle, if one of the partitions is in a randomly drawn period of
         throttling."""
         faults = self.fault_source.service_rates.dynamodb
@@ -82,11 +82,11 @@ class Capacity:
             return None
         now = self.now()
         for partition in units:
-            if self._shut_until.get(partition, 0.0) > now:
+            if self._throttled_until.get(partition, 0.0) > now:
                 return "ProvisionedThroughputExceeded"
             if self.fault_source.occurs("dynamodb.throttled_shard", faults.throttled_shard_rate):
-                shut_s = self.fault_source.seconds(faults.throttled_shard_s)
-                self._shut_until[partition] = now + shut_s
+                throttled_s = self.fault_source.seconds(faults.throttled_shard_s)
+                self._throttled_until[partition] = now + throttled_s
                 return "ProvisionedThroughputExceeded"
         return None
 

@@ -65,7 +65,7 @@ class DynamoModel:
 
     def __post_init__(self) -> None:
         self._transactions = Transactions(self.fault_source, self.now, self.table, self.capacity)
-        is_left = partial(self._leaves, "items")
+        is_left = partial(self._is_left_unprocessed, "items")
         self._statements = Statements(
             self.table, self.capacity, self._transactions.is_held, is_left
         )
@@ -152,15 +152,19 @@ class DynamoModel:
         for name, request in requests_by_table.items():
             table, capacity = self.table(name), self.capacity(name)
             keys = [table.key_of(key) for key in request["Keys"]]
-            _refuse_twice(keys)
+            _refuse_duplicates(keys)
             is_consistent = bool(request.get("ConsistentRead"))
             for key in keys:
                 row = queries.read_row(table, key, is_consistent=is_consistent)
                 row_bytes = 0 if row is None else row.size_bytes
                 units = read_units(row_bytes, is_consistent=is_consistent)
                 is_over = size_bytes + row_bytes > ANSWER_BYTES_MAX
-                if is_over or self._leaves("keys") or capacity.take_reads({(TABLE, key[0]): units}):
-                    _left_of(left, name, request).append(table.key_item(key))
+                if (
+                    is_over
+                    or self._is_left_unprocessed("keys")
+                    or capacity.take_reads({(TABLE, key[0]): units})
+                ):
+                    _unprocessed_keys(left, name, request).append(table.key_item(key))
                     continue
                 is_any_done, total, size_bytes = True, total + units, size_bytes + row_bytes
                 if row is not None:
@@ -177,7 +181,7 @@ class DynamoModel:
         for name, requests in requests_by_table.items():
             table = self.table(name)
             table_writes = [_batched(table, request) for request in requests]
-            _refuse_twice([write.key for write in table_writes])
+            _refuse_duplicates([write.key for write in table_writes])
             writes += [
                 (name, table, request, write)
                 for request, write in zip(requests, table_writes, strict=True)
@@ -187,7 +191,11 @@ class DynamoModel:
         for name, table, request, write in writes:
             units = write.units(table)
             is_held = self._transactions.is_held(name, write.key)
-            if is_held or self._leaves("items") or self.capacity(name).take_writes(units):
+            if (
+                is_held
+                or self._is_left_unprocessed("items")
+                or self.capacity(name).take_writes(units)
+            ):
                 left.setdefault(name, []).append(request)
             else:
                 table.put(write.key, write.new)
@@ -200,7 +208,7 @@ class DynamoModel:
         answers, units = self._statements.run(params)
         return consumed(params, units, {"Responses": answers})
 
-    def _leaves(self, what: str) -> bool:
+    def _is_left_unprocessed(self, what: str) -> bool:
         rate = self.fault_source.service_rates.dynamodb.unprocessed_rate
         return self.fault_source.occurs(f"dynamodb.unprocessed_{what}", rate)
 
@@ -221,14 +229,14 @@ def _batched(table: Table, request: Mapping[str, Params]) -> Write:
     return checked_write(table, kind.removesuffix("Request"), fields)
 
 
-def _left_of(left: dict[str, Any], name: str, request: Params) -> list[Item]:
+def _unprocessed_keys(left: dict[str, Any], name: str, request: Params) -> list[Item]:
     if name not in left:
         left[name] = {**request, "Keys": []}
     keys: list[Item] = left[name]["Keys"]
     return keys
 
 
-def _refuse_twice(keys: Sequence[Key]) -> None:
+def _refuse_duplicates(keys: Sequence[Key]) -> None:
     if not keys:
         raise invalid("a batch without keys")
     if len(set(keys)) != len(keys):

@@ -18,7 +18,7 @@ Key = tuple[str, str]
 
 
 @dataclass(slots=True)
-class Lateness:
+class IndexLag:
     """The lag of an index for one item: the version that it shows, and the number of later changes
     that it does not show yet."""
 
@@ -36,7 +36,7 @@ class Index:
     sk: str
     shows: frozenset[str] | None
     partitions: dict[str, Partition] = field(default_factory=dict)
-    late: dict[Key, Lateness] = field(default_factory=dict)
+    late: dict[Key, IndexLag] = field(default_factory=dict)
 
     def entry(self, row: Row | None, key: Key) -> tuple[str, Sort] | None:
         """The partition and sort key of the row in the index; None if the index does not contain
@@ -80,7 +80,7 @@ class Table:
     indexes: dict[str, Index]
     expiry: str | None = None
     partitions: dict[str, Partition] = field(default_factory=dict)
-    _late: list[tuple[float, int, str, Key, Row | None]] = field(default_factory=list)
+    _due_changes: list[tuple[float, int, str, Key, Row | None]] = field(default_factory=list)
     _expiring: list[tuple[float, int, Key]] = field(default_factory=list)
     _expires_at: dict[Key, float] = field(default_factory=dict)
     _number: int = 0
@@ -125,15 +125,15 @@ class Table:
         partition.put(sort, row)
         self.written[key] = None
         for index in self.indexes.values():
-            self._tell(index, key, old, row)
+            self._update_index(index, key, old, row)
         if self.expiry is not None and row is not None and self.expiry in row.item:
             self._expire_later(key, row)
 
     def settle(self) -> None:
         """Shows changes that are due in the indexes, and removes expired rows."""
         now = self.now()
-        while self._late and self._late[0][0] <= now:
-            _, _, name, key, row = heappop(self._late)
+        while self._due_changes and self._due_changes[0][0] <= now:
+            _, _, name, key, row = heappop(self._due_changes)
             index = self.indexes[name]
             late = index.late[key]
             index.show(key, late.visible, row)
@@ -145,19 +145,19 @@ class Table:
         while self._expiring and self._expiring[0][0] < now:
             self._expire(heappop(self._expiring)[2], now)
 
-    def _tell(self, index: Index, key: Key, old: Row | None, new: Row | None) -> None:
+    def _update_index(self, index: Index, key: Key, old: Row | None, new: Row | None) -> None:
         faults = self.fault_source.service_rates.dynamodb
         is_late = self.fault_source.occurs("dynamodb.late_index", faults.late_index_rate)
         if not is_late and key not in index.late:
             index.show(key, old, new)
             return
-        late = index.late.setdefault(key, Lateness(old))
+        late = index.late.setdefault(key, IndexLag(old))
         due_at = self.now() + (self.fault_source.seconds(faults.late_index_s) if is_late else 0.0)
         # An index shows the changes of one item in their order; changes of other items may appear
         # before them.
         late.due_at, late.count = max(due_at, late.due_at), late.count + 1
         self._number += 1
-        heappush(self._late, (late.due_at, self._number, index.name, key, new))
+        heappush(self._due_changes, (late.due_at, self._number, index.name, key, new))
 
     def _expire_later(self, key: Key, row: Row) -> None:
         at = self._instant(row)

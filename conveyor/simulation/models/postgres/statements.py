@@ -419,7 +419,7 @@ async def _depth(session: Session, params: Params) -> list[tuple[Any, ...]]:
     return [(sum(row["visible_at"] <= params[1] for row in rows), len(rows))]
 
 
-async def _exist(session: Session, params: Params) -> list[tuple[Any, ...]]:
+async def _existing_queues(session: Session, params: Params) -> list[tuple[Any, ...]]:
     there = []
     for run_id in params[0]:
         if (queue_id := _queue_of(session, run_id)) is not None:
@@ -429,7 +429,7 @@ async def _exist(session: Session, params: Params) -> list[tuple[Any, ...]]:
     return there
 
 
-async def _be_quick(session: Session, params: Params) -> list[tuple[Any, ...]]:
+async def _set_not_durable(session: Session, params: Params) -> list[tuple[Any, ...]]:
     session.is_durable = False
     return [("off",)]
 
@@ -554,7 +554,7 @@ async def _reports(session: Session, params: Params) -> list[tuple[Any, ...]]:
 
 
 _HANDLERS: Mapping[str, Handler] = {
-    queue.NOT_DURABLE.sql: _be_quick,
+    queue.NOT_DURABLE.sql: _set_not_durable,
     queue.OPEN: _open,
     queue.SEND: _send,
     queue.RECEIVE: _receive,
@@ -565,7 +565,7 @@ _HANDLERS: Mapping[str, Handler] = {
     queue.CLEAR: _clear,
     queue.REMOVE: _remove,
     queue.DEPTH: _depth,
-    queue.EXIST: _exist,
+    queue.EXIST: _existing_queues,
     coordinator.ACQUIRE: _acquire,
     coordinator.LOCK_POOLS: _lock_pools,
     coordinator.ENTER: _enter,
