@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 
+import pytest
 import trio
 
-from conveyor.engines.postgres.connection import Statement, connect
+from conveyor.engines.postgres.connection import Answer, Connection, Statement, connect
 from conveyor.engines.postgres.database import DatabaseConfig
 from conveyor.engines.postgres.engine import create_tables
 
@@ -59,3 +60,16 @@ async def execute(url: str, *statements: str) -> list[tuple[object, ...]]:
     finally:
         connection.close()
     return answers[-1].rows
+
+
+def record_trips(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Returns a list that gets, for each round trip, how many statements it has."""
+    trips: list[int] = []
+    run = Connection.run
+
+    async def recording(self: Connection, statements: Sequence[Statement]) -> list[Answer]:
+        trips.append(len(statements))
+        return await run(self, statements)
+
+    monkeypatch.setattr(Connection, "run", recording)
+    return trips

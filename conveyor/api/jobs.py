@@ -22,7 +22,7 @@ from conveyor.api.route import (
     make_handler,
 )
 from conveyor.api.runs import STORAGE_QUOTAS
-from conveyor.api.schedule import cached_job_response, show_job
+from conveyor.api.schedule import cached_job_response, load_job_response, show_job
 from conveyor.api.server.request import RequestContext, Response, Work, json_reply
 from conveyor.api.streaming_submit import StreamingSubmit
 from conveyor.domain import limits, queries
@@ -64,7 +64,6 @@ from conveyor.schemas.views import run_view, webhook_view
 from conveyor.usecases import budget
 from conveyor.usecases import webhook as webhooks
 from conveyor.usecases.context import Context
-from conveyor.usecases.lookup import load_owned_job
 from conveyor.usecases.run import run_progress
 from conveyor.usecases.run.results import owner_scope
 from conveyor.usecases.submit import jobs, staging
@@ -268,8 +267,7 @@ def _job_status_from(text: str) -> JobStatus:
 
 
 async def get_job(call: RequestContext) -> Response:
-    job = await load_owned_job(call.env, call.caller, call.ids["job_id"])
-    return json_reply(await cached_job_response(call.env, job))
+    return json_reply(await load_job_response(call.env, call.caller, call.ids["job_id"]))
 
 
 async def delete_job(call: RequestContext, _: str) -> Response:

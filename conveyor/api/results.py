@@ -24,7 +24,13 @@ from conveyor.schemas.responses import (
     TaskResult,
 )
 from conveyor.schemas.views import history_view, result_view
-from conveyor.usecases.lookup import load_owned_job, load_owned_run, load_task, require_latest_run
+from conveyor.usecases.lookup import (
+    load_owned_job,
+    load_owned_job_and_run,
+    load_owned_run,
+    load_task,
+    require_run,
+)
 from conveyor.usecases.run import results
 from conveyor.usecases.run.results import HostFigures, TaskFilter, sum_hosts
 
@@ -131,10 +137,11 @@ async def get_content(call: RequestContext) -> Response | Download:
 
 async def _run_of(call: RequestContext) -> tuple[Job, Run]:
     """Returns the run of the path, or the latest run of the job."""
-    job = await load_owned_job(call.env, call.caller, call.ids["job_id"])
     run_id = call.ids.get("run_id")
     if run_id is None:
-        return job, await require_latest_run(call.env, job)
+        job, run, _ = await load_owned_job_and_run(call.env, call.caller, call.ids["job_id"])
+        return job, require_run(run)
+    job = await load_owned_job(call.env, call.caller, call.ids["job_id"])
     return job, await load_owned_run(call.env, job, run_id)
 
 

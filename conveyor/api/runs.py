@@ -62,7 +62,7 @@ async def list_runs(call: RequestContext) -> Response:
     before = None if cursor is None else int(queries.read_cursor(cursor, scope=scope, sign=sign))
     query = RunsOf(job_id=job.job_id, statuses=RUN_VISIBLE, before=before, limit=limit + 1)
     rows = await env.store.find(query)
-    views = [run_view(await run_progress.cached_overview(env, run)) for run in rows[:limit]]
+    views = [run_view(await run_progress.cached_overview(env, job, run)) for run in rows[:limit]]
     if len(rows) <= limit:
         return json_reply(ListJobRunsResponse(views, None))
     next_cursor = queries.make_cursor(str(rows[limit - 1].sequence), scope=scope, sign=sign)
@@ -72,7 +72,7 @@ async def list_runs(call: RequestContext) -> Response:
 async def get_run(call: RequestContext) -> Response:
     job = await load_owned_job(call.env, call.caller, call.ids["job_id"])
     run = await load_owned_run(call.env, job, call.ids["run_id"])
-    return json_reply(run_view(await run_progress.cached_overview(call.env, run)))
+    return json_reply(run_view(await run_progress.cached_overview(call.env, job, run)))
 
 
 async def stop(call: RequestContext, _: str) -> Response:

@@ -10,7 +10,7 @@ from conveyor.api.runs import STORAGE_QUOTAS
 from conveyor.api.server.request import RequestContext, Response, Work, json_reply
 from conveyor.domain.changes import JobKey
 from conveyor.domain.errors import InvalidArgument
-from conveyor.domain.ids import JobId
+from conveyor.domain.ids import CallerId, JobId
 from conveyor.domain.model import Job
 from conveyor.domain.run.wait_reason import RunOverview
 from conveyor.domain.schedule import Overlap, Rule, ScheduleStatus
@@ -20,7 +20,7 @@ from conveyor.schemas.schedule import JobSchedule, UpdateScheduleStateRequest, r
 from conveyor.schemas.views import job_view, run_view, scheduled_view, webhook_view
 from conveyor.usecases import schedule as schedules
 from conveyor.usecases.context import Context
-from conveyor.usecases.lookup import latest_run
+from conveyor.usecases.lookup import latest_run, load_owned_job_and_run
 from conveyor.usecases.run import run_progress
 from conveyor.usecases.submit.jobs import Submission
 
@@ -35,8 +35,22 @@ async def show_job(env: Context, job: Job) -> JobResponse:
 async def cached_job_response(env: Context, job: Job) -> JobResponse:
     """The response to a read. The totals of its run may come from the cache."""
     run = await latest_run(env, job)
-    overview = None if run is None else await run_progress.cached_overview(env, run)
+    overview = None if run is None else await run_progress.cached_overview(env, job, run)
     return await _view(env, job, overview)
+
+
+async def load_job_response(env: Context, caller: CallerId, job_id: str) -> JobResponse:
+    """The response to a read of one job, in one step if it was seen before."""
+    seen = env.seen_runs.find(caller, job_id)
+    reads = [] if seen is None else run_progress.reads_of_overview(env, seen)
+    job, run, results = await load_owned_job_and_run(env, caller, job_id, *reads)
+    if run is None:
+        return await _view(env, job, None)
+    # The counters must not be older than the run beside them. They are not if the run is still as
+    # it was before they were read.
+    if run != seen:
+        return await _view(env, job, await run_progress.cached_overview(env, job, run))
+    return await _view(env, job, run_progress.overview_of(env, job, run, results))
 
 
 async def _view(env: Context, job: Job, overview: RunOverview | None) -> JobResponse:

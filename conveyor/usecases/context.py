@@ -11,13 +11,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
 
+import outcome
 import trio
 
 from conveyor.domain import ids, limits
 from conveyor.domain.changes import Applied, Change, Verdict
 from conveyor.domain.errors import Conflict
 from conveyor.domain.event_log import events_in
-from conveyor.domain.ids import Random
+from conveyor.domain.ids import CallerId, Random
+from conveyor.domain.model import Job, Run
 from conveyor.domain.quota import DEFAULTS, Quotas
 from conveyor.domain.submit.admission import AdmissionMode, choose_path
 from conveyor.domain.submit.scraper_params import REMOTE_SUPPORT, GatewaySupport
@@ -37,6 +39,8 @@ from conveyor.usecases import event_log, tracing
 from conveyor.usecases.event_log import EventWakeups
 
 T = TypeVar("T")
+
+_SEEN_RUNS_MAX = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +138,25 @@ class RuntimeConfig:
         return choose_path(tasks_count, at_once_max=self.at_once_max, sync_max=self.sync_tasks_max)
 
 
+@dataclass(slots=True)
+class SeenRuns:
+    """The latest runs of jobs as they were read last. Most of them are still the same, so the next
+    request reads what belongs to them without waiting for the job's row."""
+
+    _runs: dict[tuple[CallerId, str], Run] = field(default_factory=dict)
+
+    def find(self, caller: CallerId, job_id: str) -> Run | None:
+        return self._runs.get((caller, job_id))
+
+    def note(self, job: Job, run: Run | None) -> None:
+        key = job.caller, job.job_id
+        self._runs.pop(key, None)
+        if run is not None:
+            if len(self._runs) >= _SEEN_RUNS_MAX:
+                del self._runs[next(iter(self._runs))]
+            self._runs[key] = run
+
+
 class InlineExecutor:
     """Runs work in the calling task, for tests and the simulator, which have no threads."""
 
@@ -172,6 +195,7 @@ class Context:
     # None unless the operator exports traces.
     tracer: Tracer | None = None
     is_apart: Callable[[], bool] = lambda: False
+    seen_runs: SeenRuns = field(default_factory=SeenRuns)
     # One per process: it keeps ids increasing even if the clock is set back.
     minter: ids.Minter = field(default_factory=ids.Minter)
 
@@ -197,6 +221,23 @@ class Context:
                 tracing.record_events(self.tracer, events_in(change))
             await event_log.number_committed(self.store, self.news, change)
         return verdict
+
+
+Read = Callable[[], Awaitable[Any]]
+
+
+async def together(*reads: Read) -> list[Any]:
+    """Makes reads at the same time, which takes as long as the longest of them. Raises the first
+    error in their order."""
+    results: list[outcome.Outcome[Any] | None] = [None] * len(reads)
+
+    async def make(number: int) -> None:
+        results[number] = await outcome.acapture(reads[number])
+
+    async with trio.open_nursery() as nursery:
+        for number in range(len(reads)):
+            nursery.start_soon(make, number)
+    return [result.unwrap() for result in results if result is not None]
 
 
 # Optimistic retry: read, decide, commit, and start again if another writer was faster

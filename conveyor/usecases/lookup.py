@@ -6,6 +6,8 @@ A foreign id is treated as an unknown id, so that no response reveals whether an
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from functools import partial
+from typing import Any
 
 from conveyor.domain.budget import Budget
 from conveyor.domain.changes import BudgetKey, JobKey, RunKey, TaskKey
@@ -14,7 +16,7 @@ from conveyor.domain.ids import CallerId, JobId, RunId, TaskId, is_task_id, is_u
 from conveyor.domain.lifecycle import JOB_VISIBLE, RUN_VISIBLE
 from conveyor.domain.model import Job, Run, Task, TaskStatus, Totals
 from conveyor.domain.queries import StatsOf, TasksOf, sum_stats
-from conveyor.usecases.context import Context
+from conveyor.usecases.context import Context, Read, together
 
 _NO_JOB = "There is no such job."
 _NO_RUN = "There is no such run."
@@ -55,6 +57,23 @@ async def visible_run(
     return job, run
 
 
+async def load_owned_job_and_run(
+    env: Context, caller: CallerId, job_id: str, *more: Read
+) -> tuple[Job, Run | None, list[Any]]:
+    """Returns the caller's job and its latest run, and the results of `more` reads that are made
+    at the same time. If both rows were seen before, it is one step."""
+    seen = env.seen_runs.find(caller, job_id)
+    reads: list[Read] = [partial(load_owned_job, env, caller, job_id), *more]
+    if seen is not None:
+        reads.insert(1, partial(env.store.read, RunKey(seen.job_id, seen.run_id)))
+    job, *results = await together(*reads)
+    run = None if seen is None else results.pop(0)
+    if seen is None or job.latest_run_id != seen.run_id:
+        run = await latest_run(env, job)
+    env.seen_runs.note(job, run)
+    return job, run, results
+
+
 async def latest_run(env: Context, job: Job) -> Run | None:
     if job.latest_run_id is None:
         return None
@@ -62,7 +81,10 @@ async def latest_run(env: Context, job: Job) -> Run | None:
 
 
 async def require_latest_run(env: Context, job: Job) -> Run:
-    run = await latest_run(env, job)
+    return require_run(await latest_run(env, job))
+
+
+def require_run(run: Run | None) -> Run:
     if run is None:
         raise NotFound(_NO_RUN)
     return run

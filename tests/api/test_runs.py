@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import cast
 
+import pytest
+import trio
+
+from conveyor.api.schedule import load_job_response
+from conveyor.domain.changes import Key, R, RunKey
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import RunFailure
+from conveyor.domain.queries import Q, Query, StatsOf
 from conveyor.domain.run import termination
+from conveyor.ports.store import Store
 from conveyor.usecases.run import runs
 from tests.api.world import World
+from tests.builders import CALLER
+from tests.usecases.world import a_world, submit, work
 
 
 async def test_a_run_counts_what_is_done_in_flight_and_waiting(world: World) -> None:
@@ -174,3 +186,36 @@ async def test_a_run_whose_results_others_inherit_cannot_be_deleted(world: World
     seen = await world.call("DELETE", f"/v1/jobs/{job_id}/runs/{first}")
 
     assert (seen.status, seen.code) == (409, "run_has_descendants")
+
+
+@dataclass(slots=True)
+class OvertakenStore:
+    """A store in which a run changes after its counters were read, and before its row is."""
+
+    inner: Store
+    change: Callable[[], Awaitable[object]]
+    changed: trio.Event = field(default_factory=trio.Event)
+
+    async def find(self, query: Query[Q]) -> list[Q]:
+        rows = await self.inner.find(query)
+        if isinstance(query, StatsOf) and not self.changed.is_set():
+            await self.change()
+            self.changed.set()
+        return rows
+
+    async def read(self, key: Key[R]) -> R | None:
+        if isinstance(key, RunKey):
+            await self.changed.wait()
+        return await self.inner.read(key)
+
+
+async def test_counters_are_never_older_than_the_run_beside_them() -> None:
+    env = a_world().env
+    job, run = (accepted := await submit(env, 2)).job, accepted.run
+    await load_job_response(env, CALLER, job.job_id)
+    store = OvertakenStore(env.store, partial(work, env, run))
+
+    shown = await load_job_response(replace(env, store=cast("Store", store)), CALLER, job.job_id)
+
+    assert shown.latest_run is not None
+    assert (shown.latest_run.status, shown.latest_run.stats.completed) == ("completed", 2)

@@ -10,7 +10,7 @@ import pytest
 
 from conveyor.domain.changes import Key, R, TaskKey
 from conveyor.domain.errors import NotFound
-from conveyor.domain.ids import RunId, TaskId
+from conveyor.domain.ids import CallerId, RunId, TaskId
 from conveyor.domain.model import Run, Task, TaskStatus
 from conveyor.ports.store import Store
 from conveyor.usecases import lookup
@@ -122,6 +122,26 @@ async def test_the_latest_run_of_a_job_is_the_one_that_started_last(env: Context
     assert await lookup.latest_run(env, unfired) is None
     with pytest.raises(NotFound):
         await lookup.require_latest_run(env, unfired)
+
+
+async def test_a_job_that_was_seen_before_is_shown_as_it_is_now(env: Context) -> None:
+    async def look(caller: CallerId = CALLER) -> RunId | None:
+        _, run, _ = await lookup.load_owned_job_and_run(env, caller, job_id)
+        return None if run is None else run.run_id
+
+    first = await submit(env, 2)
+    job_id = first.job.job_id
+    await work(env, first.run)
+    seen = [await look(), await look()]
+    second = await rerun(env, CALLER, job_id, run_id=RunId(env.new_id()))
+    seen += [await look(), await look()]
+    with pytest.raises(NotFound):
+        await look(OTHER_CALLER)
+    await jobs.delete(env, CALLER, job_id)
+    with pytest.raises(NotFound):
+        await look()
+
+    assert seen == [first.run.run_id] * 2 + [second.run.run_id] * 2
 
 
 @dataclass(slots=True)

@@ -8,8 +8,9 @@ next caller would pay for a new connection.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -20,7 +21,7 @@ import trio
 from psycopg.errors import Error
 
 from conveyor.engines.postgres.connection import Answer, Connection, Statement, connect
-from conveyor.engines.postgres.errors import is_lost_connection, translated
+from conveyor.engines.postgres.errors import is_lost_connection, is_rolled_back, translated
 from conveyor.ports.errors import Unavailable
 
 T = TypeVar("T")
@@ -74,6 +75,7 @@ class Database:
         self._nursery = nursery
         self._connect = connect or partial(connect_to, config)
         self._idle: list[Connection] = []
+        self._readers: list[_Reader] = []
         self._limiter = trio.Semaphore(config.connections_max)
 
     @property
@@ -86,14 +88,45 @@ class Database:
             return await connection.run(statements)
 
     async def read(self, statement: Statement) -> Answer:
-        """Runs a statement that changes nothing. It is repeated once if the connection is lost, as
-        all connections are when the server restarts."""
+        """Runs a statement that changes nothing. Those of tasks that run at the same time share a
+        round trip."""
+        reader = _Reader(statement)
+        self._readers.append(reader)
+        if len(self._readers) == 1:
+            self.start(self._read_together)
+        await reader.done.wait()
+        assert reader.result is not None
+        return reader.result.unwrap()
+
+    async def _read_together(self) -> None:
+        readers, self._readers = self._readers, []
         try:
-            return (await self.run(statement))[0]
+            for reader, result in zip(readers, await self._results_of(readers), strict=True):
+                reader.result = result
+        finally:
+            for reader in readers:
+                reader.done.set()
+
+    async def _results_of(self, readers: Sequence[_Reader]) -> Sequence[outcome.Outcome[Answer]]:
+        statements = [reader.statement for reader in readers]
+        result = await outcome.acapture(self._read_repeatedly, statements)
+        if isinstance(result, outcome.Value):
+            return [outcome.Value(answer) for answer in result.unwrap()]
+        if len(readers) == 1 or not _is_of_statement(result.error):
+            # Each with an outcome of its own: it can be unwrapped once.
+            return [outcome.Error(result.error) for _ in readers]
+        # A mistake in one statement must not fail the others.
+        return [(await self._results_of([reader]))[0] for reader in readers]
+
+    async def _read_repeatedly(self, statements: Sequence[Statement]) -> list[Answer]:
+        """Repeats the reads once if the connection is lost, as all connections are when the server
+        restarts."""
+        try:
+            return await self.run(*statements)
         except Unavailable as error:
             if not is_lost_connection(error):
                 raise
-        return (await self.run(statement))[0]
+        return await self.run(*statements)
 
     async def write(self, statement: Statement) -> Answer:
         return (await self.run(statement))[0]
@@ -172,15 +205,34 @@ class Database:
         self._idle.clear()
 
 
+@dataclass(slots=True, eq=False)
+class _Reader:
+    statement: Statement
+    done: trio.Event = field(default_factory=trio.Event)
+    result: outcome.Outcome[Answer] | None = None
+
+
+def _is_of_statement(error: BaseException) -> bool:
+    """Whether the server refused one statement, in contrast to the whole call."""
+    cause = error.__cause__ if isinstance(error, Unavailable) else error
+    return isinstance(cause, Error) and is_rolled_back(cause)
+
+
 async def connect_to(config: DatabaseConfig) -> Connection:
-    path = config.password_file
     return await connect(
         config.url,
-        # Read for each connection: the file may hold a token that expires.
-        password=None if path is None else path.read_text(encoding="utf-8").strip(),
+        password=None if config.password_file is None else _password_in(config.password_file),
         options=_options() if config.has_sessions else "",
         prepares=config.has_sessions,
     )
+
+
+def _password_in(path: Path) -> str:
+    """Read for each connection: the file may hold a token that expires."""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise OSError(f"CONVEYOR_DATABASE_PASSWORD_FILE cannot be read: {error}") from error
 
 
 def _options() -> str:

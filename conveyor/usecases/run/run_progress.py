@@ -7,10 +7,12 @@ The progress is informational. No decision depends on it, and an outage yields e
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
+from typing import Any
 
 import msgspec
 import trio
@@ -19,7 +21,7 @@ from conveyor.domain import limits
 from conveyor.domain.changes import JobKey, TaskKey
 from conveyor.domain.ids import RunId, TaskId, shard_of
 from conveyor.domain.lifecycle import RUN_LIVE, RUN_LIVE_STORED, accepts_settles, displayed_status
-from conveyor.domain.model import PauseState, Run, RunStatus, Task, TaskStatus, Totals
+from conveyor.domain.model import Job, PauseState, Run, RunStatus, Task, TaskStatus, Totals
 from conveyor.domain.queries import RunsIn, SamplesOf, TasksOf
 from conveyor.domain.run import series, wait_reason
 from conveyor.domain.run.series import Bucket
@@ -33,7 +35,7 @@ from conveyor.domain.run.wait_reason import (
 from conveyor.ports.cache import Cache, CachedValue, ReadTicket
 from conveyor.ports.errors import Unavailable
 from conveyor.telemetry import RunMetrics
-from conveyor.usecases.context import Context
+from conveyor.usecases.context import Context, Read, together
 from conveyor.usecases.lookup import load_budget, totals_of
 from conveyor.usecases.run.results import run_instant
 
@@ -49,43 +51,89 @@ async def fresh_overview(env: Context, run: Run, totals: Totals | None = None) -
     if totals is None:
         totals = await totals_of(env, run)
     await invalidate_totals(env, run)
-    return await _overview(env, run, totals)
+    read_job = partial(_read_if_available, partial(env.store.read, JobKey(run.job_id)))
+    job, budget, *signs = await together(
+        read_job, partial(load_budget, env, run), *reads_of_signs(env, run)
+    )
+    return overview_of(env, job, run, (totals, budget, *signs))
 
 
-async def cached_overview(env: Context, run: Run) -> RunOverview:
+async def cached_overview(env: Context, job: Job, run: Run) -> RunOverview:
     """For the response to a read. Its totals may come from the cache."""
-    return await _overview(env, run, await cached_totals(env, run))
+    return overview_of(env, job, run, await together(*reads_of_overview(env, run)))
 
 
-async def _overview(env: Context, run: Run, totals: Totals) -> RunOverview:
-    progress = await load_progress(env, run, totals)
-    budget = await load_budget(env, run)
+def reads_of_overview(env: Context, run: Run) -> list[Read]:
+    """Returns what reads all that an overview has beside the run's row."""
+    return [
+        partial(cached_totals, env, run),
+        partial(load_budget, env, run),
+        *reads_of_signs(env, run),
+    ]
+
+
+def overview_of(env: Context, job: Job | None, run: Run, results: Sequence[Any]) -> RunOverview:
+    """Makes an overview of what `reads_of_overview` have found."""
+    totals, budget, *signs = results
+    progress = progress_of(run, totals, signs_of(signs), job)
     expiring = msgspec.structs.replace(run, expires_at=run_instant(env, run))
     return RunOverview(expiring, totals, progress, budget)
 
 
+class RunSigns(msgspec.Struct, frozen=True):
+    """What is seen of the work on a live run: its leases, and what the workers report."""
+
+    inflight: int
+    reports: tuple[RunReport, ...]
+    workers: tuple[WorkerReport, ...]
+
+
 async def load_progress(env: Context, run: Run, totals: Totals) -> RunProgress:
-    """These values are informational. If they cannot be read, returns empty progress."""
+    read_job = partial(_read_if_available, partial(env.store.read, JobKey(run.job_id)))
+    job, *signs = await together(read_job, *reads_of_signs(env, run))
+    return progress_of(run, totals, signs_of(signs), job)
+
+
+def reads_of_signs(env: Context, run: Run) -> list[Read]:
+    """Returns what reads the signs of work; nothing for an ended run."""
     if run.status not in RUN_LIVE:
-        return RunProgress()
-    try:
-        inflight = await env.coordinator.count(run.run_id)
-        job = await env.store.read(JobKey(run.job_id))
-        reports = await load_run_reports(env, run.run_id)
-        workers = await live_workers(env)
-    except Unavailable:
+        return []
+    return [
+        partial(_read_if_available, partial(env.coordinator.count, run.run_id)),
+        partial(_read_if_available, partial(load_run_reports, env, run.run_id)),
+        partial(_read_if_available, partial(live_workers, env)),
+    ]
+
+
+def signs_of(results: Sequence[Any]) -> RunSigns | None:
+    """Returns what `reads_of_signs` have found; None if one of them was not possible."""
+    if not results or None in results:
+        return None
+    inflight, reports, workers = results
+    return RunSigns(inflight, tuple(reports), tuple(workers))
+
+
+async def _read_if_available(read: Read) -> Any:
+    """These values are informational: an outage must not fail the request."""
+    with suppress(Unavailable):
+        return await read()
+    return None
+
+
+def progress_of(run: Run, totals: Totals, signs: RunSigns | None, job: Job | None) -> RunProgress:
+    if signs is None:
         return RunProgress()
     facts = RunFacts(
         run=run,
         totals=totals,
-        inflight=inflight,
+        inflight=signs.inflight,
         # The job may have been deleted between the two reads.
         cap=limits.MAX_INFLIGHT if job is None else job.max_inflight,
-        reports=tuple(reports),
-        workers=tuple(workers),
+        reports=signs.reports,
+        workers=signs.workers,
     )
     return RunProgress(
-        inflight, wait_reason.explain(facts), wait_reason.eta_s(facts), facts.rate_per_s
+        signs.inflight, wait_reason.explain(facts), wait_reason.eta_s(facts), facts.rate_per_s
     )
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
+import outcome
 import pytest
 import trio
-from psycopg.errors import Error
+from psycopg.errors import DivisionByZero, Error
 
 from conveyor.engines.postgres import database as pool
 from conveyor.engines.postgres.connection import BEGIN, Statement, copy_columns, copy_pieces
 from conveyor.engines.postgres.database import Database, DatabaseConfig, open_database
 from conveyor.ports.errors import StorageFull, Unavailable
-from tests.postgres import execute
+from conveyor.usecases.context import together
+from tests.postgres import execute, record_trips
 
 _PIDS = """
 SELECT pid FROM pg_stat_activity
@@ -111,6 +114,52 @@ async def test_reads_survive_that_the_server_cut_every_connection(
     await execute(url, f"SELECT pg_terminate_backend(pid) FROM ({_PIDS}) AS others")
 
     assert await _pid(database) > 0
+
+
+async def test_reads_of_one_moment_share_a_round_trip(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trips = record_trips(monkeypatch)
+
+    answers = await together(*(partial(_number, database, number) for number in range(5)))
+
+    assert answers == [0, 1, 2, 3, 4]
+    assert trips == [5]
+
+
+async def test_a_refused_read_fails_none_of_the_others(database: Database) -> None:
+    refused = partial(database.read, Statement("SELECT 1 / 0"))
+
+    with pytest.raises(DivisionByZero):
+        await together(refused)
+    results = await together(
+        partial(_number, database, 1),
+        partial(outcome.acapture, refused),
+        partial(_number, database, 2),
+    )
+
+    assert (results[0], results[2]) == (1, 2)
+    assert isinstance(results[1].error, DivisionByZero)
+
+
+async def test_a_server_that_is_away_fails_every_read_of_the_moment() -> None:
+    async with open_database(DatabaseConfig(url="postgresql://x@127.0.0.1:1/x")) as database:
+        reads = [partial(outcome.acapture, partial(_number, database, n)) for n in range(3)]
+        results = await together(*reads)
+
+    assert [type(result.error) for result in results] == [Unavailable] * 3
+
+
+async def test_a_caller_that_leaves_fails_no_read_of_the_others(database: Database) -> None:
+    async def leave() -> None:
+        with trio.move_on_after(0):
+            await _number(database, 1)
+
+    assert (await together(leave, partial(_number, database, 2)))[1] == 2
+
+
+async def _number(database: Database, number: int) -> int:
+    return int((await database.read(Statement("SELECT $1::bigint", (number,)))).rows[0][0])
 
 
 async def test_a_write_on_a_connection_that_is_cut_is_of_unknown_outcome(

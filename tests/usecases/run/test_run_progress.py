@@ -291,6 +291,9 @@ class UnavailableCoordinator:
     async def count(self, run_id: RunId) -> int:
         raise Unavailable("away")
 
+    async def list_status(self, subject: str) -> list[str]:
+        raise Unavailable("away")
+
 
 async def progress_of(env: Context, run: Run) -> RunProgress:
     return await run_progress.load_progress(env, run, await totals_of(env, run))
