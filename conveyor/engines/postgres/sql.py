@@ -57,6 +57,15 @@ def select_tasks(place: str, run_id: str, task_ids: Sequence[str]) -> Statement:
     return Statement(_tasks_sql(place), (run_id, task_ids))
 
 
+def select_task_id_at(place: str, run_id: str, after: str, count: int) -> Statement:
+    """Selects the id of the task that is `count` tasks behind another one."""
+    sql = (
+        f"SELECT task_id FROM {place} WHERE run_id = $1 AND task_id > $2 "
+        "ORDER BY task_id LIMIT 1 OFFSET $3"
+    )
+    return Statement(sql, (run_id, after, count - 1))
+
+
 def insert_rows(table: Table, place: str, rows: Sequence[msgspec.Struct]) -> Statement:
     """Inserts rows. A row that exists is an error of the server."""
     if len(rows) == 1:

@@ -242,27 +242,33 @@ class PostgresStore:
             return cast("list[Q]", await self._in_task_table(query.run_id, find))
         return cast("list[Q]", await self._find(cast("AnyQuery", query), None))
 
-    async def _find(self, query: AnyQuery, place: str | None) -> list[Any]:
-        """Returns the rows that can be decoded, up to the limit of the query.
+    async def _find(
+        self, query: AnyQuery, place: str | None, until: TaskId | None = None
+    ) -> list[Any]:
+        """Returns the rows that can be decoded, up to the limit of the query, and to the task
+        `until`.
 
         A query without a limit needs every row of a run, so it raises RowDamaged if one cannot be
         decoded.
         """
         plan = plan_of(query)
         table = TABLES[plan.key_type]
+        where, parameters = plan.where, plan.parameters
+        if until is not None:
+            where, parameters = f"{where} AND task_id <= ?", [*parameters, until]
         text = sql.numbered(
-            f"SELECT {sql.columns_sql(table)} FROM {place or table.name} WHERE {plan.where} "
+            f"SELECT {sql.columns_sql(table)} FROM {place or table.name} WHERE {where} "
             f"ORDER BY {plan.order} LIMIT ?"
         )
         if plan.limit is None:
-            answer = await self._database.read(Statement(text, [*plan.parameters, None]))
+            answer = await self._database.read(Statement(text, [*parameters, None]))
             return list(map(table.from_row, answer.rows))
         # A damaged row must not shorten the page: callers take a short page for the last one. So
         # read again with a limit that is larger by the damaged rows.
         skipped = 0
         while True:
             read_max = plan.limit + skipped
-            answer = await self._database.read(Statement(text, [*plan.parameters, read_max]))
+            answer = await self._database.read(Statement(text, [*parameters, read_max]))
             rows, damages = split_damaged(map(table.from_row, answer.rows))
             if len(damages) == skipped or len(answer.rows) < read_max:
                 for damage in damages:
@@ -287,8 +293,21 @@ class PostgresStore:
         return rows
 
     async def page_tasks(self, query: TasksOf, *, read_max: int) -> TaskPage:
-        """Ignores `read_max`: the server reads until the page is full."""
-        return page_of(await self.find(query), query)
+        if query.statuses is None or query.have_problems:
+            # Every row that is read is returned: failed tasks have an index.
+            return page_of(await self.find(query), query)
+        # Another state may be rare, and an index of it would cost every settle an update of all
+        # indexes. So the page ends where the rows that it may read do.
+        ends = await self._in_task_table(query.run_id, partial(self._page_end, query, read_max))
+        until = ends[0] if ends else None
+        find = partial(self._find, query, until=until)
+        page = page_of(await self._in_task_table(query.run_id, find), query)
+        return page if page.until is not None else TaskPage(page.tasks, until)
+
+    async def _page_end(self, query: TasksOf, read_max: int, place: str) -> list[TaskId]:
+        """Returns the last task that a page may read, unless the run ends before."""
+        end = sql.select_task_id_at(place, query.run_id, query.after or "", read_max)
+        return [TaskId(task_id) for (task_id,) in (await self._database.read(end)).rows]
 
     async def delete_run_rows(self, job_id: JobId, run_id: RunId | None, *, limit: int) -> int:
         own = await self._database.read(own_tables(job_id, run_id))

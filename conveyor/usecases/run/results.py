@@ -469,11 +469,14 @@ async def _search(
     """A page of the tasks that match a filter, or of all tasks in the order of the list."""
     sign = partial(env.secret_box.sign, purpose="cursor")
     position_text = None if cursor is None else queries.read_cursor(cursor, scope=scope, sign=sign)
+    statuses = FILTERS[status]
+    if task_filter.reason is not None and statuses is None:
+        statuses = FILTERS["failed"]  # No other task has a reason.
     query = TasksOf(
         job_id=run.job_id,
         run_id=run.run_id,
         shard_count=run.shard_count,
-        statuses=FILTERS[status],
+        statuses=statuses,
         limit=limit,
     )
     position: str | int | None

@@ -1,4 +1,5 @@
-"""Every statement has an index: none scans a whole table, however large it becomes.
+"""Every statement has an index: none scans a whole table, however large it becomes. A page of rare
+tasks reads no more rows than it may.
 
 The statements are those that the engine sends while all of it is used. Every piece of SQL in its
 modules must be among them, so a new statement without a use here fails too.
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from conveyor.domain import limits
 from conveyor.domain.changes import (
     ANY,
     BatchKey,
@@ -26,8 +28,8 @@ from conveyor.domain.changes import (
     Update,
 )
 from conveyor.domain.ids import JobId, RunId
-from conveyor.domain.model import CounterState
-from conveyor.domain.queries import TasksAt
+from conveyor.domain.model import CounterState, TaskStatus
+from conveyor.domain.queries import TasksAt, TasksOf
 from conveyor.engines import postgres
 from conveyor.engines.postgres.connection import Answer, Connection, Statement
 from conveyor.engines.postgres.database import DatabaseConfig
@@ -57,7 +59,8 @@ _FILL = f"""
 INSERT INTO tasks (run_id, task_id, shard, batch_id, index, url, status, created_at, updated_at,
     method, claim, claim_until, attempts, handed_back, history, credits, cost_micros, problem)
 SELECT 'run' || n / {_ROWS // 40}, lpad(n::text, 9, '0'), 0, '0', n, 'https://a.example/',
-    'pending', n, n, 'GET', 0, 0, 0, 0, '[]', 0, 0, CASE WHEN n % 10 = 0 THEN '{{}}' END
+    CASE WHEN n % 5000 = 0 THEN 'successful' WHEN n % 10 = 0 THEN 'failed' ELSE 'pending' END,
+    n, n, 'GET', 0, 0, 0, 0, '[]', 0, 0, CASE WHEN n % 10 = 0 AND n % 5000 <> 0 THEN '{{}}' END
 FROM generate_series(1, {_ROWS}) AS n
 """
 _FILL_MESSAGES = f"""
@@ -65,9 +68,13 @@ INSERT INTO messages (queue_id, job_id, task_id, shard, visible_at, receives)
 SELECT n / {_ROWS // 40}, 'job', lpad(n::text, 9, '0'), 0, n, 0
 FROM generate_series(1, {_ROWS}) AS n
 """
+_RARE = (TaskStatus.SUCCESSFUL, TaskStatus.PROCESSING)
 _VERBS = ("SELECT ", "INSERT ", "UPDATE ", "DELETE ", "WITH ")
 # Statements of a start and of a migration, which happen once: their tables are read whole.
 _ONCE = frozenset({"check.py", "engine.py", "migration.py", "schema.py"})
+# A run with five tasks that were successful, among 25,000.
+_FILLED = RunId("run1")
+_READ_MAX = limits.ROWS_READ_MAX
 # What the functions of the schema do inside.
 _IN_FUNCTIONS = (
     "DELETE FROM leases WHERE pool = 'p' AND expires_at <= 1",
@@ -103,15 +110,62 @@ async def test_no_statement_scans_a_table(
         for statement in statements.values():
             if not statement.sql.lstrip().startswith(_VERBS):
                 continue
-            explain = Statement(f"EXPLAIN (FORMAT JSON) {statement.sql}", statement.params)
-            ((plan,),) = (await engine.database.read(explain)).rows
-            if found := [node for node in _nodes(plan[0]["Plan"]) if _is_scan(node)]:
+            nodes = await _explain(engine, "FORMAT JSON", statement)
+            if found := [node for node in nodes if _is_scan(node)]:
                 scans[statement.sql] = found
     # The next test gets these tables, and would delete a million rows one by one.
     await execute(url, "TRUNCATE tasks, messages")
 
     assert [pieces for pieces in _written_sql() if not _is_used(pieces, used)] == []
     assert scans == {}
+
+
+@pytest.mark.parametrize(
+    ("status", "rows_read_max"),
+    # Failed tasks have an index. The end of another page is found first, and then its rows.
+    [(None, 11), (TaskStatus.FAILED, 11), *((status, 2 * _READ_MAX + 11) for status in _RARE)],
+)
+async def test_a_page_reads_few_rows_more_than_it_returns(
+    url: str, monkeypatch: pytest.MonkeyPatch, status: TaskStatus | None, rows_read_max: int
+) -> None:
+    statements: list[Statement] = []
+    run = Connection.run
+
+    async def recording(self: Connection, given: Sequence[Statement]) -> list[Answer]:
+        statements.extend(given)
+        return await run(self, given)
+
+    await execute(url, _FILL.replace(str(_ROWS), "100000"), "ANALYZE tasks")
+    async with open_postgres(DatabaseConfig(url=url), random=Random(1)) as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(Connection, "run", recording)
+            page = await engine.store.page_tasks(_page_of(status), read_max=_READ_MAX)
+        nodes = [
+            node
+            for statement in statements
+            if "tasks" in statement.sql
+            for node in await _explain(engine, "ANALYZE, FORMAT JSON", statement)
+            if "Index Name" in node
+        ]
+    await execute(url, "TRUNCATE tasks")
+
+    assert page.until is not None
+    assert nodes
+    read = sum(node["Actual Rows"] + node.get("Rows Removed by Filter", 0) for node in nodes)
+    assert read <= rows_read_max
+
+
+def _page_of(status: TaskStatus | None) -> TasksOf:
+    statuses = None if status is None else frozenset({status})
+    return TasksOf(job_id=JOB, run_id=_FILLED, shard_count=1, statuses=statuses, limit=10)
+
+
+async def _explain(
+    engine: PostgresEngine, options: str, statement: Statement
+) -> list[dict[str, Any]]:
+    explain = Statement(f"EXPLAIN ({options}) {statement.sql}", statement.params)
+    ((plan,),) = (await engine.database.read(explain)).rows
+    return list(_nodes(plan[0]["Plan"]))
 
 
 def _written_sql() -> list[tuple[str, ...]]:
@@ -185,6 +239,7 @@ async def _use_everything(engine: PostgresEngine) -> None:
     await store.put_chunk(chunk)
     for ask in make_questions(JOB, RUN, now=T0, after=task.task_id):
         await ask(store)
+    await store.page_tasks(_page_of(TaskStatus.SUCCESSFUL), read_max=_READ_MAX)
     await store.find(TasksAt(refs=(a_ref(0),)))
     await store.delete_expired(1.0)
     messages = await queue.receive(RUN, count_max=10, visibility_s=10)

@@ -39,7 +39,8 @@ _TASKS = TABLES[TaskKey]
 _PLACE = r'(?:ONLY )?"?(?P<table>\w+)"?'
 _SELECT = re.compile(
     rf"SELECT (?P<columns>.+?) FROM {_PLACE} WHERE (?P<where>.+?)"
-    r"(?: ORDER BY (?P<order>[\w, ]+?))?(?: LIMIT \$(?P<limit>\d+))?(?P<locks> FOR UPDATE)?\Z"
+    r"(?: ORDER BY (?P<order>[\w, ]+?))?(?: LIMIT (?:\$(?P<limit>\d+)|1 OFFSET \$(?P<at>\d+)))?"
+    r"(?P<locks> FOR UPDATE)?\Z"
 )
 _INSERT = re.compile(
     rf"INSERT INTO {_PLACE} \((?P<columns>.+?)\) (?P<form>VALUES|SELECT) .+?"
@@ -137,6 +138,9 @@ async def _select(session: Session, match: re.Match[str], params: Params) -> Ans
         keys.sort(key=lambda key: _row(session, table, key)[column], reverse=is_down)
     if match["limit"] is not None and (limit := params[int(match["limit"]) - 1]) is not None:
         keys = keys[:limit]
+    if match["at"] is not None:
+        at = params[int(match["at"]) - 1]
+        keys = keys[at : at + 1]
     rows = []
     for key in keys:
         if match["locks"]:
