@@ -7,6 +7,9 @@ short lists are part of the bill of the shared fleet, and their share grows when
 long list is smaller: compare only bills of the same part. A short job and an idle worker are shown
 by step (`python -m bench small_jobs`), and `python -m bench cost_steps` shows the calls of one
 worker by step, on local servers.
+
+The same lists are run with CONVEYOR_TASK_STORE=postgres. A task store bills nothing by the call:
+its row has what AWS bills, and the price of a database of the stated size by the tasks of a day.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import argparse
 import gc
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -44,6 +47,12 @@ POLL_S = 0.5
 # A worker is a Fargate task of 1 vCPU and 2 GB. USD, us-east-1, Linux on x86.
 FARGATE_WORKER_HOUR = 0.04048 + 2 * 0.004445
 S3_GB_MONTH = 0.023
+# A task store: RDS for PostgreSQL on an instance and its standby in another zone (db.m6g.large, 2
+# vCPU and 8 GB), and 100 GB of gp3, which has the rows of 50 million tasks. USD, us-east-1.
+DATABASE = "db.m6g.large with a standby, 100 GB"
+DATABASE_MONTH = 730 * 0.318 + 100 * 0.23
+DAYS_OF_MONTH = 30.4
+MILLIONS_A_DAY = (1, 3, 10)
 DYNAMODB_GB_MONTH = 0.25
 
 
@@ -101,22 +110,7 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     logging.disable(logging.WARNING)
     gc.set_threshold(FRESH_MAX, 20, 100)
-    bills = []
-    for name, part, callers in (
-        ("one list alone", options.alone_part, 0),
-        (f"beside {options.callers} callers", options.part, options.callers),
-    ):
-        plan = Plan(
-            workers=options.workers,
-            slots=options.slots,
-            shards=SHARDS,
-            table_writes=WARM,
-            think_s=options.think,
-            has_redis=not options.no_redis,
-        )
-        used = trio.run(measure, plan, part, callers, options.seed, clock=JumpClock())
-        bills.append(used)
-        show(name, used, plan, part, options.page_kb)
+    bills = measure_both(options, has_task_store=False)
     small = partial(
         small_jobs.measure,
         SMALL_WORKERS,
@@ -125,9 +119,33 @@ def main(arguments: list[str]) -> None:
         has_redis=not options.no_redis,
     )
     small_jobs.show(trio.run(small, clock=JumpClock()), SMALL_WORKERS)
-    compare(bills[0], bills[1], options.workers * options.slots, options.think)
+    with_task_store = measure_both(options, has_task_store=True)
+    compare(bills, with_task_store, options.workers * options.slots, options.think)
     if options.json:
         print(msgspec.json.encode(line(*bills)).decode())
+
+
+def measure_both(options: argparse.Namespace, *, has_task_store: bool) -> list[Usage]:
+    """Returns the bills of one list alone, and of a fleet."""
+    plan = Plan(
+        workers=options.workers,
+        slots=options.slots,
+        shards=SHARDS,
+        table_writes=WARM,
+        think_s=options.think,
+        has_redis=not options.no_redis,
+        has_task_store=has_task_store,
+    )
+    bills = []
+    for name, part, callers in (
+        ("one list alone", options.alone_part, 0),
+        (f"beside {options.callers} callers", options.part, options.callers),
+    ):
+        used = trio.run(measure, plan, part, callers, options.seed, clock=JumpClock())
+        bills.append(used)
+        where = ", tasks in Postgres" if has_task_store else ""
+        show(name + where, used, plan, part, options.page_kb)
+    return bills
 
 
 async def measure(plan: Plan, part: int, callers: int, seed: int) -> Usage:
@@ -212,7 +230,9 @@ def show(name: str, used: Usage, plan: Plan, part: int, page_kb: float) -> None:
     print(f"  {'the whole bill':34}{whole:>9.3f} USD")
 
 
-def compare(alone: Usage, fleet: Usage, inflight: int, page_s: float) -> None:
+def compare(
+    bills: Sequence[Usage], with_task_store: Sequence[Usage], inflight: int, page_s: float
+) -> None:
     steps = reference_steps(inflight=inflight, page_s=page_s, receives=RECEIVES["mean"])
     reference = Bill(
         "the reference design",
@@ -222,21 +242,35 @@ def compare(alone: Usage, fleet: Usage, inflight: int, page_s: float) -> None:
         write_units=sum(step.write_units for step in steps),
         redis_calls=0.0,
     )
-    ours = Bill(
-        "this commit",
+    ours = bill_of("this commit", *bills)
+    mixed = bill_of("tasks in Postgres", *with_task_store)
+    print("\nComparison: USD a million without hours and storage, and the fleet's figures per task")
+    print(f"{'':24}{'alone':>9}{'fleet':>9}{'calls':>9}{'writes':>9}{'Redis':>9}")
+    for one in (reference, BEFORE, ours, mixed):
+        print(
+            f"  {one.name:22}{one.alone_usd:>9.2f}{one.usd:>9.2f}{one.calls:>9.2f}"
+            f"{one.write_units:>9.2f}{one.redis_calls:>9.2f}"
+        )
+
+    print(f"\nThe database of a task store, {DATABASE}: {DATABASE_MONTH:.0f} USD a month")
+    print(f"{'':24}{'database':>9}{'in all':>9}{'without':>9}   USD a million, of the fleet")
+    for millions in MILLIONS_A_DAY:
+        database = DATABASE_MONTH / DAYS_OF_MONTH / millions
+        print(
+            f"  {f'{millions} million tasks a day':22}{database:>9.2f}{mixed.usd + database:>9.2f}"
+            f"{ours.usd:>9.2f}"
+        )
+
+
+def bill_of(name: str, alone: Usage, fleet: Usage) -> Bill:
+    return Bill(
+        name,
         alone_usd=alone.usd_per_million,
         usd=fleet.usd_per_million,
         calls=fleet.engine_calls,
         write_units=fleet.write_units,
         redis_calls=fleet.calls.get("redis", 0.0),
     )
-    print("\nComparison: USD a million without hours and storage, and the fleet's figures per task")
-    print(f"{'':24}{'alone':>9}{'fleet':>9}{'calls':>9}{'writes':>9}{'Redis':>9}")
-    for one in (reference, BEFORE, ours):
-        print(
-            f"  {one.name:22}{one.alone_usd:>9.2f}{one.usd:>9.2f}{one.calls:>9.2f}"
-            f"{one.write_units:>9.2f}{one.redis_calls:>9.2f}"
-        )
 
 
 def line(alone: Usage, fleet: Usage) -> dict[str, float]:

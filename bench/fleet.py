@@ -21,7 +21,8 @@ from prometheus_client import CollectorRegistry
 from actors.tree import LocalSignals, make_limiter, single_writer_mailboxes
 from conveyor.bootstrap.aws import names_of, open_on
 from conveyor.bootstrap.runtime import AWS, Runtime, make_env
-from conveyor.config import Settings
+from conveyor.bootstrap.two_stores import split, split_store
+from conveyor.config import PostgresSettings, Settings
 from conveyor.domain import ids
 from conveyor.domain.budget import Price
 from conveyor.domain.ids import CallerId, JobId
@@ -32,8 +33,10 @@ from conveyor.engines.aws.client.usage import Meter
 from conveyor.engines.aws.dynamodb.keys import INDEXES
 from conveyor.engines.aws.engine import build_engine, check_resources
 from conveyor.engines.aws.packs import Packing
+from conveyor.engines.memory import memory_engine
 from conveyor.engines.system import VirtualClock
 from conveyor.ports.gateway import Contact, GatewayReport, Outcome, Scraped, ScrapeRequest
+from conveyor.ports.store import Store
 from conveyor.ports.webhook_sender import Delivered, Message, NotDelivered, Unresolved
 from conveyor.simulation.models import AwsModel, FaultRates, FaultSource, RedisModel
 from conveyor.simulation.models.dynamodb.capacity import Place
@@ -69,6 +72,9 @@ class Plan:
     think_s: float
     scaling: str | None = None
     has_redis: bool = True  # Without Redis, leases are rows of the table.
+    # Tasks, their counters and events in a store of their own, which answers at once: only what AWS
+    # bills is of interest here.
+    has_task_store: bool = False
 
     @property
     def service_rates(self) -> FaultRates:
@@ -93,6 +99,7 @@ class Plan:
             redis_url="redis://modelled" if self.has_redis else None,
             # Even a part of a long list is staged and sharded, as the whole would be.
             sync_tasks_max=100,
+            postgres=PostgresSettings(task_store="postgres" if self.has_task_store else "dynamodb"),
         )
 
 
@@ -214,6 +221,13 @@ async def running_fleet(
     gateway = SlowGateway(
         plan.think_s, randomness, calls_max=PLAN_SLOTS * plan.workers * plan.slots
     )
+    tasks: Store | None = None
+    unmetered_store: Store = unmetered.store
+    if plan.has_task_store:
+        tasks = memory_engine(clock=clock, random=randomness).store
+        unmetered_store = split_store(
+            unmetered.store, tasks, unmetered.queue, clock=clock, random=randomness
+        )
     async with AsyncExitStack() as stack:
         worlds = [
             await stack.enter_async_context(
@@ -224,6 +238,7 @@ async def running_fleet(
                     redis,
                     gateway,
                     randomness,
+                    tasks,
                 )
             )
             for _ in range(plan.workers)
@@ -237,7 +252,7 @@ async def running_fleet(
             meter=meter,
             gateway=gateway,
             env=worlds[0].env,
-            unmetered=replace(worlds[0].env, store=unmetered.store),
+            unmetered=replace(worlds[0].env, store=unmetered_store),
         )
         nursery.cancel_scope.cancel()
 
@@ -255,6 +270,7 @@ async def open_worker(
     redis: MeteredRedis,
     gateway: SlowGateway,
     randomness: random.Random,
+    tasks: Store | None = None,
 ) -> AsyncGenerator[Runtime, None]:
     settings, clock, mail = plan.settings, VirtualClock(EPOCH_S), single_writer_mailboxes()
     packing = Packing.of(wait_ms=settings.pack_wait_ms, concurrency=settings.concurrency)
@@ -264,9 +280,8 @@ async def open_worker(
     owner = ids.mint_ulid(clock.now(), randomness)
     local = LocalSignals(mail.discovery.address, mail.streamer.address)
     link = redis.link() if plan.has_redis else None
-    async with open_on(
-        settings, engine, link, random=randomness, owner=owner, local=local
-    ) as shared:
+    async with open_on(settings, engine, link, random=randomness, owner=owner, local=local) as aws:
+        shared = aws if tasks is None else split(aws, tasks, clock=clock, random=randomness)
         env = make_env(settings, shared, clock, randomness, mail, InlineExecutor())
         yield Runtime(
             settings=settings,

@@ -19,6 +19,7 @@ from conveyor.engines.postgres.engine import open_postgres
 from conveyor.engines.two_stores import SplitStore
 from conveyor.ports.clock import Clock
 from conveyor.ports.coordinator import Signals
+from conveyor.ports.queue import Queue
 from conveyor.ports.store import Store
 
 
@@ -36,16 +37,22 @@ async def open_two_stores(
 
 def split(shared: AwsRuntime, tasks: Store, *, clock: Clock, random: ids.Random) -> AwsRuntime:
     """Makes one store of that of the engine and one for tasks."""
-    store = SplitStore(
-        shared.store,
-        tasks,
-        shared.queue,
-        now=clock.now,
-        new_token=lambda: ids.mint_ulid(clock.now(), random),
-    )
+    store = split_store(shared.store, tasks, shared.queue, clock=clock, random=random)
     finisher = Child("crossing_finisher", run=store.finish_forever)
     # Counters in the task store are one row, which costs no more to read than a cache.
     return replace(shared, store=store, listeners=[*shared.listeners, finisher], cache=None)
+
+
+def split_store(
+    records: Store, tasks: Store, queue: Queue, *, clock: Clock, random: ids.Random
+) -> SplitStore:
+    return SplitStore(
+        records,
+        tasks,
+        queue,
+        now=clock.now,
+        new_token=lambda: ids.mint_ulid(clock.now(), random),
+    )
 
 
 async def create_two_stores(settings: Settings, *, clock: Clock, random: Random) -> Sequence[str]:
