@@ -23,13 +23,11 @@ import trio
 
 from bench.local_run import start_run
 from bench.postgres_variants import running_worker, settings_for
-from conveyor.bootstrap.runtime import Runtime, open_runtime
+from conveyor.bootstrap.runtime import Runtime, create_resources, open_runtime
 from conveyor.domain.budget import Price
 from conveyor.domain.changes import RunKey
 from conveyor.domain.lifecycle import RUN_LIVE
 from conveyor.domain.model import Run
-from conveyor.engines.postgres.database import DatabaseConfig
-from conveyor.engines.postgres.engine import create_tables
 from conveyor.ports.gateway import Scraped, ScrapeRequest
 from conveyor.usecases.lookup import totals_of
 from conveyor.usecases.run import ingest, reconcile
@@ -97,8 +95,8 @@ def main(arguments: list[str]) -> None:
 
 
 async def drain(count: int, folder: Path, database_url: str) -> list[Sample]:
-    await create_tables(DatabaseConfig(url=database_url))
     settings = settings_for(database_url, folder, CONCURRENCY)
+    await create_resources(settings)
     urls = [f"https://example.com/catalogue/page-{number}" for number in range(count)]
     async with open_runtime(settings, role="bench") as opened:
         world = replace(opened, gateway=SamePage())

@@ -22,7 +22,7 @@ from bench import ingest_variants, throughput_variants
 from bench.ingest_variants import RUN, Ingested, url_of
 from bench.local_run import start_run, wait_for_end
 from bench.throughput_variants import Measured
-from conveyor.bootstrap.runtime import Runtime, open_runtime
+from conveyor.bootstrap.runtime import Runtime, create_resources, open_runtime
 from conveyor.cli.shutdown import end_if_failed
 from conveyor.config import Settings, settings_from
 from conveyor.domain import ids, limits
@@ -92,7 +92,7 @@ async def ingest(count: int, folder: Path, database_url: str) -> Ingested:
     """Accepts the list over HTTP and ingests it as the ingest streamer does: validates, stages,
     writes under a fence, counts."""
     settings = settings_for(database_url, folder)
-    await create_tables(DatabaseConfig(url=database_url))
+    await create_resources(settings)
     return await ingest_variants.ingest_over_http(settings, count)
 
 
@@ -100,8 +100,8 @@ async def drain(
     count: int, folder: Path, database_url: str, pages_url: str, concurrency: int, processes: int
 ) -> Measured:
     """Runs Conveyor from submit to completion; `processes` workers share the concurrency."""
-    await create_tables(DatabaseConfig(url=database_url))
     settings = settings_for(database_url, folder, -(-concurrency // processes))
+    await create_resources(settings)
     urls = [f"{pages_url}/{number}" for number in range(count)]
     cpu, wall = throughput_variants.cpu_s(), time.perf_counter()
     async with open_runtime(settings, role="bench") as world, running_worker(world):

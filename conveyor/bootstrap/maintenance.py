@@ -16,6 +16,7 @@ from conveyor.domain.ids import Random
 from conveyor.domain.submit.target import TargetPolicy
 from conveyor.engines.sqlite import backup
 from conveyor.engines.sqlite.backup import Manifest
+from conveyor.engines.sqlite.shared_blobs import is_shared_folder
 from conveyor.engines.system import SystemClock
 from conveyor.http_client.connection_limits import PoolLimits
 from conveyor.http_client.errors import FetchFailed
@@ -132,9 +133,13 @@ async def _check_postgres(settings: Settings) -> list[Finding]:
         from conveyor.engines.postgres.check import check_database
 
     findings = await check_database(config_of(settings))
-    if settings.postgres.blob_dir is not None:
-        findings += _check_directory(settings.postgres.blob_dir, "CONVEYOR_BLOB_DIR")
-    return findings
+    folder = settings.postgres.blob_dir
+    if folder is None:
+        return findings
+    if is_shared_folder(folder):
+        return [*findings, *_check_directory(folder, "CONVEYOR_BLOB_DIR")]
+    remedy = "mount its disk, or make it with `conveyor init`"
+    return [*findings, Finding("folder of bodies", f"there is none at {folder}", remedy)]
 
 
 def _check_directory(directory: Path, setting: str) -> list[Finding]:

@@ -120,7 +120,9 @@ async def _open_copy(
         open_postgres(
             config_of(settings), random=randomness, migrates=True, for_migration=True
         ) as engine,
-        open_blobs(settings, clock=clock, random=randomness, owner="migrate-engine") as blobs,
+        open_blobs(
+            settings, clock=clock, random=randomness, owner="migrate-engine", makes_folder=True
+        ) as blobs,
     ):
         ports = _Ports(
             store=engine.store, queue=engine.queue, blobs=blobs, coordinator=engine.coordinator

@@ -55,7 +55,9 @@ async def open_postgres_runtime(
     pass on what they receive."""
     async with (
         open_postgres(config_of(settings), random=random, migrates=migrates) as engine,
-        open_blobs(settings, clock=clock, random=random, owner=owner) as blobs,
+        open_blobs(
+            settings, clock=clock, random=random, owner=owner, makes_folder=migrates
+        ) as blobs,
     ):
         listen = partial(engine.notifier.listen_forever, local.run_changed, local.batch_opened)
         yield PostgresRuntime(
@@ -112,9 +114,10 @@ def config_of(settings: Settings) -> DatabaseConfig:
 
 @asynccontextmanager
 async def open_blobs(
-    settings: Settings, *, clock: Clock, random: Random, owner: str
+    settings: Settings, *, clock: Clock, random: Random, owner: str, makes_folder: bool
 ) -> AsyncGenerator[Blobs, None]:
-    """Opens the bodies, in the folder or the bucket of the settings."""
+    """Opens the bodies, in the folder or the bucket of the settings. Raises FolderUnusable if there
+    is no folder, unless this process makes it."""
     if settings.postgres.blob_dir is None:
         from conveyor.engines.aws.engine import open_s3_blobs
         from conveyor.engines.aws.packs import Packing
@@ -129,6 +132,6 @@ async def open_blobs(
             yield s3_blobs
         return
     async with open_shared_blobs(
-        settings.postgres.blob_dir, clock=clock, random=random, owner=owner
+        settings.postgres.blob_dir, clock=clock, random=random, owner=owner, makes=makes_folder
     ) as file_blobs:
         yield file_blobs

@@ -118,6 +118,12 @@ def _expected_error() -> type[Exception]:
     return ConveyorError
 
 
+def _is_outage(error: BaseException) -> bool:
+    from conveyor.ports.errors import Unavailable
+
+    return isinstance(error, Unavailable)
+
+
 def _run_cli() -> None:
     """Runs the command. If a nursery raised only expected errors, it raises the error itself."""
     try:
@@ -146,6 +152,8 @@ def main() -> None:
         sys.exit(130)
     except _expected_error() as error:
         click.echo(f"Error: {error}", err=True)
+        if _is_outage(error):
+            click.echo("`conveyor check` names what is missing and how to add it.", err=True)
         sys.exit(2)
     finally:
         set_deadline(LAST_STEPS_S)

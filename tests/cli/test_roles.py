@@ -50,6 +50,20 @@ def test_the_postgres_engine_says_what_it_lacks(program: Program, name: str) -> 
     assert_refused(ended, name, "must be given")
 
 
+@pytest.mark.parametrize("role", ["init", "api", "worker", "ps"])
+def test_a_password_in_a_url_that_cannot_be_read_is_not_shown(program: Program, role: str) -> None:
+    url = "mysql://me:hunter2@127.0.0.1:1/none"
+
+    ended = program.run(role, **{**POSTGRES, "CONVEYOR_DATABASE_URL": url})
+
+    assert_refused(ended, "CONVEYOR_DATABASE_URL", "postgresql://")
+    assert "hunter2" not in ended.err
+
+
+def test_a_database_that_is_away_is_a_case_for_the_check(program: Program) -> None:
+    assert_refused(program.run("worker", **POSTGRES), "Connection refused", "`conveyor check`")
+
+
 def test_the_postgres_engine_keeps_bodies_in_one_place(program: Program) -> None:
     ended = program.run("worker", **POSTGRES, CONVEYOR_BUCKET="bodies")
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from psycopg.conninfo import conninfo_to_dict
-
-from conveyor.engines.postgres.connection import Statement
+from conveyor.engines.postgres.connection import Statement, params_of
 from conveyor.engines.postgres.database import Database, DatabaseConfig, open_database
-from conveyor.engines.postgres.errors import NotSetUp
+from conveyor.engines.postgres.errors import BadDatabaseUrl, NotSetUp
 from conveyor.engines.postgres.schema import check_current
 from conveyor.ports.errors import Unavailable
 from conveyor.schemas.responses import Finding
@@ -18,7 +16,10 @@ _VERIFIED = frozenset({"verify-ca", "verify-full"})
 
 async def check_database(config: DatabaseConfig) -> list[Finding]:
     """Returns every checked item. Items with a problem have a remedy."""
-    findings = [_check_tls(config)]
+    try:
+        findings = [_check_tls(config)]
+    except BadDatabaseUrl as error:
+        return [Finding("database", str(error), "correct CONVEYOR_DATABASE_URL")]
     async with open_database(config) as database:
         try:
             findings += await _check_server(database)
@@ -35,9 +36,12 @@ async def check_database(config: DatabaseConfig) -> list[Finding]:
 async def _check_server(database: Database) -> list[Finding]:
     sql = """
         SELECT current_setting('server_version_num')::bigint / 10000,
-            current_setting('synchronous_commit'), current_setting('fsync'), pg_is_in_recovery()
+            current_setting('synchronous_commit'), current_setting('fsync'), pg_is_in_recovery(),
+            has_schema_privilege(current_schema(), 'CREATE')
     """
-    ((version, commits, fsync, is_replica),) = (await database.read(Statement(sql))).rows
+    ((version, commits, fsync, is_replica, may_create),) = (
+        await database.read(Statement(sql))
+    ).rows
     database_finding = Finding("database")
     if version < _VERSION_MIN:
         problem = f"PostgreSQL {version} is too old"
@@ -52,11 +56,16 @@ async def _check_server(database: Database) -> list[Finding]:
             "a crash of the server loses what was accepted",
             "set fsync and synchronous_commit to on",
         )
-    return [database_finding, durability]
+    rights = Finding("rights")
+    if not may_create:
+        # A long run gets a table of its own.
+        remedy = "GRANT CREATE ON SCHEMA to the user of CONVEYOR_DATABASE_URL"
+        rights = Finding("rights", "the user may not create tables", remedy)
+    return [database_finding, durability, rights]
 
 
 def _check_tls(config: DatabaseConfig) -> Finding:
-    params = conninfo_to_dict(config.url)
+    params = params_of(config.url)
     hosts = str(params.get("host") or "").split(",")
     is_local = all(not host or host.startswith("/") or host in _LOCAL for host in hosts)
     if is_local or params.get("sslmode") in _VERIFIED:

@@ -21,8 +21,10 @@ import trio
 from psycopg import generators, pq
 from psycopg.adapt import Transformer
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.errors import Error, error_from_result
+from psycopg.errors import Error, ProgrammingError, error_from_result
 from psycopg.pq.abc import PGconn, PGresult
+
+from conveyor.engines.postgres.errors import BadDatabaseUrl
 
 T = TypeVar("T")
 Param = str | int | float | bool | Sequence[Any] | None
@@ -347,7 +349,7 @@ def _copy_value(value: Any) -> str:
 
 async def connect(url: str, *, options: str, prepares: bool, password: str | None) -> Connection:
     """Opens a connection with these session settings. Raises OperationalError and OSError."""
-    params: dict[str, Any] = conninfo_to_dict(url)
+    params = params_of(url)
     params.setdefault("application_name", "conveyor")
     if password is not None:
         params["password"] = password
@@ -363,6 +365,14 @@ async def connect(url: str, *, options: str, prepares: bool, password: str | Non
         return Connection(end.value, prepares=prepares)
 
 
+def params_of(url: str) -> dict[str, Any]:
+    """Raises BadDatabaseUrl."""
+    try:
+        return dict(conninfo_to_dict(url))
+    except ProgrammingError as error:
+        raise BadDatabaseUrl(str(error).strip()) from None
+
+
 async def _resolve(params: dict[str, Any]) -> None:
     """Resolves the names of hosts, because libpq would block the event loop meanwhile."""
     if params.get("hostaddr") or not params.get("host"):
@@ -371,6 +381,9 @@ async def _resolve(params: dict[str, Any]) -> None:
     for host in str(params["host"]).split(","):
         if host.startswith(("/", "@")):  # A directory of Unix sockets.
             return
-        resolved = await trio.socket.getaddrinfo(host, None, type=trio.socket.SOCK_STREAM)
+        try:
+            resolved = await trio.socket.getaddrinfo(host, None, type=trio.socket.SOCK_STREAM)
+        except OSError as error:
+            raise OSError(f"no address of the host {host}: {error.strerror}") from error
         addresses.append(str(resolved[0][4][0]))
     params["hostaddr"] = ",".join(addresses)

@@ -17,6 +17,19 @@ class NotSetUp(ConveyorError):
     """The database has no schema of Conveyor, or an older one than this release needs."""
 
 
+class BadDatabaseUrl(ConveyorError):
+    """CONVEYOR_DATABASE_URL cannot be read. The message shows no part that may be secret."""
+
+    def __init__(self, reason: str) -> None:
+        # libpq quotes what it cannot read, which may be the password or the whole text.
+        names_option = "query parameter" in reason
+        super().__init__(
+            f"CONVEYOR_DATABASE_URL cannot be read{f' ({reason})' if names_option else ''}. It has "
+            "the form postgresql://user:password@host:port/database?sslmode=verify-full, and a "
+            "character such as @ or % in a password is written as %40 or %25"
+        )
+
+
 DEADLOCK, SERIALIZATION = "40P01", "40001"
 UNDEFINED_TABLE = "42P01"
 UNIQUE_VIOLATION = "23505"
@@ -32,7 +45,8 @@ _READ_ONLY = "25006"
 _IDLE_TIMEOUTS = frozenset({"25P03", "25P04"})
 _DAMAGED = ("XX001", "XX002")
 # A wrong password, a missing database, missing rights.
-_ACCESS = ("28", "3D", "42501")
+_NO_RIGHT = ("42501", "3F000")
+_ACCESS = ("28", "3D", *_NO_RIGHT)
 
 
 @contextmanager
@@ -53,7 +67,8 @@ def translated() -> Iterator[None]:
 
 def translate(error: Error) -> Unavailable | None:
     """Returns the port's error, or None for a mistake of this program."""
-    state, text = error.sqlstate, f"PostgreSQL: {str(error).strip()}"
+    # Without the lines of the statement.
+    state, text = error.sqlstate, f"PostgreSQL: {error.diag.message_primary or str(error).strip()}"
     if state is None:  # Not of the server: the connection was lost, or could not be made.
         return Unavailable(text)
     if state == _FULL:
@@ -61,7 +76,8 @@ def translate(error: Error) -> Unavailable | None:
     if state in _DAMAGED:
         return StorageDamaged(text)
     if state.startswith(_ACCESS):
-        refusal = Unavailable(text)
+        what = "the user of CONVEYOR_DATABASE_URL needs the rights of docs/deploy.md, Postgres"
+        refusal = Unavailable(f"{text}: {what}" if state in _NO_RIGHT else text)
         refusal.needs_operator = True
         refusal.code = state
         return refusal

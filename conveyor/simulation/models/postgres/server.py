@@ -285,7 +285,7 @@ class Server:
 def server_error(sqlstate: str) -> Error:
     """The psycopg error for a statement that the server refused."""
     kind = psycopg_errors.lookup(sqlstate)
-    diag = SimpleNamespace(severity_nonlocalized="ERROR")
+    diag = SimpleNamespace(severity_nonlocalized="ERROR", message_primary=None)
     kind_with_state = type(kind.__name__, (kind,), {"diag": diag, "sqlstate": sqlstate})
     error: Error = kind_with_state(f"the model refused: {sqlstate}")
     return error
