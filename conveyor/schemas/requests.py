@@ -264,6 +264,11 @@ class StartExportRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     destination: DestinationInput | None = None  #: Where the file is put when it is complete.
 
 
+class _NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of an operation without options."""
+
+
+_NO_OPTIONS = msgspec.json.Decoder(_NoOptions)
 _START_EXPORT = msgspec.json.Decoder(StartExportRequest)
 _SUBMIT = msgspec.json.Decoder(SubmitJobRequest)
 _ADD_TASKS = msgspec.json.Decoder(AddTasksRequest)
@@ -344,6 +349,13 @@ def _csv_spec_of(csv: CsvInput) -> ListSpec:
                 pointer=f"/csv/fields/{name}",
             )
     return spec
+
+
+def check_no_options(body: bytes) -> None:
+    """Refuses options in the body of an operation that has none there. If a filter in the body of a
+    rerun were ignored, the rerun would repeat every task."""
+    if body.strip() not in {b"", b"null"}:
+        decode_strictly(_NO_OPTIONS, body)
 
 
 def decode_budget(body: bytes) -> BudgetInput:

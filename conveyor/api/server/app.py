@@ -63,7 +63,7 @@ from conveyor.logs import REQUEST_ID
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.tracer import SpanKind, SpanRecord
 from conveyor.ports.webhook_sender import WebhookSender
-from conveyor.schemas.requests import escape_pointer
+from conveyor.schemas.requests import check_no_options, escape_pointer
 from conveyor.telemetry import Metrics
 from conveyor.usecases.context import Context
 from conveyor.usecases.idempotency import (
@@ -88,8 +88,8 @@ REQUEST_ID_CHARS_MAX = 128
 # Asked for every few seconds by load balancers and scrapers: no log line each.
 PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
 
-# The most bytes of a body that the handler ignores.
-IGNORED_BYTES_MAX = 64 * 1024
+# The most bytes of a body where no fields are expected.
+EMPTY_BODY_BYTES_MAX = 64 * 1024
 
 # The application registers these routes, and the OpenAPI document describes them.
 ROUTES: tuple[Route, ...] = (
@@ -306,7 +306,7 @@ async def _run_command(call: RequestContext, command: Command, key: str | None) 
         require_json(request)
     bytes_max = limits.REQUEST_BYTES_MAX
     if command.payload is None or has_no_type:
-        bytes_max = IGNORED_BYTES_MAX
+        bytes_max = EMPTY_BODY_BYTES_MAX
     inflated = body_pieces(
         request,
         bytes_max=bytes_max,
@@ -319,6 +319,8 @@ async def _run_command(call: RequestContext, command: Command, key: str | None) 
         body, is_whole = await read_start(pieces, bytes_max=whole_max)
         if not is_whole and command.long is not None:
             return await _run_streaming(call, command, command.long, key, body, pieces)
+    if command.payload is None:
+        check_no_options(body)
     work = command.handler(replace(call, body=body))
     keyed = _keyed_request(call, key, idempotency.fingerprint(body, request.query_string))
     return await _perform(call, command, keyed, work)

@@ -122,3 +122,42 @@ async def test_a_name_with_control_characters_is_refused(world: World, name: str
 
     assert refused.status == 400
     assert "name" in refused.json["errors"][0]["pointer"]
+
+
+@pytest.mark.parametrize(
+    ("method", "operation"),
+    [
+        *(("POST", operation) for operation in ("rerun", "stop", "cancel", "close", "pause")),
+        ("DELETE", ""),
+    ],
+)
+@pytest.mark.parametrize(
+    ("raw", "code"),
+    [
+        (b'{"status":"failed"}', "invalid_argument"),
+        (b"[]", "invalid_argument"),
+        (b"status=failed", "malformed_json"),
+        (b'{"a":' * 5_000, "invalid_argument"),
+        (b"\xff", "malformed_json"),
+    ],
+)
+async def test_options_in_the_body_of_an_operation_without_options_are_refused(
+    world: World, method: str, operation: str, raw: bytes, code: str
+) -> None:
+    job_id = (await world.call("POST", "/v1/jobs", {"tasks": [json.loads(GOOD)]})).json["job_id"]
+    path = f"/v1/jobs/{job_id}/{operation}".rstrip("/")
+
+    refused = await world.call(method, path, raw=raw)
+
+    assert (refused.status, refused.code) == (400, code)
+    job = (await world.call("GET", f"/v1/jobs/{job_id}")).json
+    assert (job["latest_run"]["run_sequence"], job["latest_run"]["status"]) == (1, "running")
+
+
+@pytest.mark.parametrize("raw", [b"", b" ", b"{}", b"null", b"{ }\n"])
+async def test_an_empty_body_is_none(world: World, raw: bytes) -> None:
+    job_id = (await world.call("POST", "/v1/jobs", {"tasks": [json.loads(GOOD)]})).json["job_id"]
+
+    stopped = await world.call("POST", f"/v1/jobs/{job_id}/stop", raw=raw)
+
+    assert stopped.status == 200
