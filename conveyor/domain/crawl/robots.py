@@ -20,6 +20,9 @@ AGENT = "conveyor"
 """The name that groups of a robots.txt use for this program."""
 # Some sites ask for hours between two pages. A crawler that waits longer would never end.
 CRAWL_DELAY_S_MAX = 60.0
+# Words of all patterns with `*` or `$`. Each page is compared with each of them on the event loop.
+# Further patterns are not read; those of large shops have a few hundred words.
+WORDS_MAX = 1_000
 _AGENT = re.compile(r"[a-zA-Z_-]+")
 _LINE_END = re.compile(r"\r\n?|\n")
 
@@ -54,22 +57,30 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 class RobotsRules(msgspec.Struct, frozen=True):
-    """The rules for one crawler at one site. `unknown_because` is not empty if the file could not
-    be read."""
+    """The rules for one crawler at one site. `plain` has the patterns that are beginnings of paths,
+    each with whether it allows. `unknown_because` is not empty if the file could not be read."""
 
     rules: tuple[Rule, ...] = ()
+    plain: dict[str, bool] = {}
     crawl_delay_s: float = 0.0
     sitemaps: tuple[str, ...] = ()
     unknown_because: str = ""
 
     def allows(self, path_and_query: str) -> bool:
-        if not self.rules or path_and_query == "/robots.txt":
+        if not (self.rules or self.plain) or path_and_query == "/robots.txt":
             return True
         path = normalize_path(path_and_query)
-        matching = [rule for rule in self.rules if rule.matches(path)]
         # Of two equally long patterns the one that allows decides.
-        best = max(matching, key=lambda rule: (rule.length, rule.is_allowed), default=None)
-        return best is None or best.is_allowed
+        best = (-1, True)
+        for length in range(len(path), 0, -1):
+            is_allowed = self.plain.get(path[:length])
+            if is_allowed is not None:
+                best = (length, is_allowed)
+                break
+        for rule in self.rules:
+            if (rule.length, rule.is_allowed) > best and rule.matches(path):
+                best = (rule.length, rule.is_allowed)
+        return best[1]
 
 
 def deny_all(problem: Problem | None) -> RobotsRules:
@@ -128,13 +139,21 @@ def _agent_name(value: str) -> str:
 
 
 def _rules_from(lines: list[tuple[str, str]], sitemaps: list[str]) -> RobotsRules:
-    rules = [
-        _rule_from(value, is_allowed=field == "allow")
-        for field, value in lines
-        if field != "crawl-delay" and value
-    ]
+    rules: list[Rule] = []
+    plain: dict[str, bool] = {}
+    words_left = WORDS_MAX
+    for field, value in lines:
+        if field == "crawl-delay" or not value:
+            continue
+        rule = _rule_from(value, is_allowed=field == "allow")
+        if len(rule.words) == 1 and not rule.is_end:
+            (word,) = rule.words
+            plain[word] = rule.is_allowed or plain.get(word, False)
+        elif len(rule.words) <= words_left:
+            words_left -= len(rule.words)
+            rules.append(rule)
     delays = [_seconds_of(value) for field, value in lines if field == "crawl-delay"]
-    return RobotsRules(tuple(rules), max(delays, default=0.0), tuple(sitemaps))
+    return RobotsRules(tuple(rules), plain, max(delays, default=0.0), tuple(sitemaps))
 
 
 def _rule_from(value: str, *, is_allowed: bool) -> Rule:

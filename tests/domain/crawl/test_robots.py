@@ -158,3 +158,14 @@ def test_the_first_part_of_a_long_file_counts_up_to_the_end_of_a_line() -> None:
 
     assert not rules.allows("/private")
     assert rules.allows("/open")
+
+
+@pytest.mark.parametrize("line", ["Disallow: /x*q\n", "Disallow: /x\n", "Disallow: /*q*q*q$\n"])
+def test_a_file_of_many_patterns_costs_about_a_millisecond_a_page(line: str) -> None:
+    rules = rules_in(b"User-agent: *\n" + line.encode() * 30_000)
+
+    begun_s = time.thread_time()
+    for _ in range(50):
+        rules.allows("/x" + "y" * 2_000)
+
+    assert time.thread_time() - begun_s < 0.5
