@@ -9,14 +9,13 @@ Crashes: only by bug. An interrupted export is due again and starts over.
 from __future__ import annotations
 
 import logging
-import math
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
 import trio
 
+from actors.limiters.fair_turns import FairTurns
 from actors.worker_roster import Roster
 from conveyor.domain.changes import JobKey
 from conveyor.domain.export_record import Export
@@ -48,13 +47,13 @@ class Exporter:
         under_way: dict[ExportId, CallerId] = {}
         if self.metrics is not None:
             self.metrics.exports.running.set_function(lambda: len(under_way))
-        served_at: dict[CallerId, float] = {}
+        # Half of all: an export cannot be interrupted for another caller's.
+        turns = FairTurns(at_once_max=self.at_once_max, caller_max=max(1, self.at_once_max // 2))
         async with trio.open_nursery() as nursery:
             while True:
                 try:
-                    for export, caller in await self._choose_exports(under_way, served_at):
+                    for export, caller in await self._choose_exports(under_way, turns):
                         under_way[export.export_id] = caller
-                        served_at[caller] = trio.current_time()
                         nursery.start_soon(self._run_export, export, under_way)
                 except Unavailable as error:
                     log.warning("exports not read", extra={"cause": str(error)})
@@ -64,37 +63,18 @@ class Exporter:
                     await self.roster.wait_turn("exports", self.period_s)
 
     async def _choose_exports(
-        self, under_way: Mapping[ExportId, CallerId], served_at: dict[CallerId, float]
+        self, under_way: Mapping[ExportId, CallerId], turns: FairTurns
     ) -> list[tuple[Export, CallerId]]:
-        """Chooses exports to start. At most half of all at once belong to one caller, and the
-        caller that was served longest ago comes first, so that a caller with many large exports
-        does not delay another."""
-        room = self.at_once_max - len(under_way)
-        if room <= 0:
+        if len(under_way) >= self.at_once_max:
             return []
-        due: dict[CallerId, list[Export]] = {}
+        due: list[tuple[Export, CallerId]] = []
         owners: dict[JobId, CallerId] = {}
         for export in await exports.due(self.env, limit=DUE_MAX):
             if export.job_id not in owners:
                 owners[export.job_id] = await self._owner_of(export.job_id)
             if export.export_id not in under_way:
-                due.setdefault(owners[export.job_id], []).append(export)
-        busy = Counter(under_way.values())
-        # Forget callers without due or running exports, or the dict would grow without bound.
-        for caller in [caller for caller in served_at if caller not in due and caller not in busy]:
-            del served_at[caller]
-        share = max(1, self.at_once_max // 2)
-        waiting = sorted(due, key=lambda caller: served_at.get(caller, -math.inf))
-        # One export of each caller per round: with the outer loop over `turn`, no caller's second
-        # export comes before another caller's first.
-        firsts = [
-            (export, caller)
-            for turn in range(share)
-            for caller in waiting
-            for export in due[caller][turn : turn + 1]
-            if busy[caller] + turn < share
-        ]
-        return firsts[:room]
+                due.append((export, owners[export.job_id]))
+        return turns.choose(due, under_way.values())
 
     async def _owner_of(self, job_id: JobId) -> CallerId:
         """Returns the caller of a job. Exports of a job that is deleted or has a damaged row share

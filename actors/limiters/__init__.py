@@ -1,1 +1,2 @@
-"""What limits fetches in a process: slots, gateway calls, room in the storage."""
+"""What limits work in a process: slots, gateway calls, room in the storage, turns of background
+work."""

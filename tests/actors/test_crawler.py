@@ -12,6 +12,7 @@ from trio.testing import MockClock
 
 from conveyor.domain.crawl_record import Crawl, CrawlRules, CrawlStatus
 from conveyor.domain.errors import make_problem
+from conveyor.domain.ids import CallerId
 from conveyor.domain.model import FailureReason
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.gateway import NotScraped, Outcome, ScrapeRequest
@@ -35,11 +36,13 @@ def a_site(request: ScrapeRequest, attempt: int) -> Outcome:
     return a_page(links.encode())
 
 
-async def started(world: World, host: str = "example.com") -> Crawl:
-    rules = CrawlRules(max_items=1000, max_pages=1000)
+async def started(
+    world: World, host: str = "example.com", *, caller: CallerId = CALLER, pages_max: int = 1000
+) -> Crawl:
+    rules = CrawlRules(max_items=pages_max, max_pages=pages_max)
     return await crawls.create(
         world.env,
-        CALLER,
+        caller,
         f"https://{host}/0",
         rules,
         Submission(is_open=True),
@@ -78,6 +81,27 @@ async def test_many_crawls_are_advanced_concurrently(autojump_clock: MockClock) 
     assert all(
         count <= 2 for url, count in world.gateway.calls.items() if not url.endswith("robots.txt")
     )
+
+
+async def test_a_small_crawl_does_not_wait_for_the_large_crawls_of_another_caller(
+    autojump_clock: MockClock,
+) -> None:
+    def endless(request: ScrapeRequest, attempt: int) -> Outcome:
+        name = request.url.rpartition("/")[2]
+        return a_page(f"<a href='/{name}0'>".encode() if name.isdigit() else b"")
+
+    world = make_world(script=endless, think_s=1.0)
+    neighbour = CallerId("a caller with many crawls")
+    for number in range(24):
+        await started(world, f"site-{number}.example", caller=neighbour)
+
+    async with world.working():
+        await trio.sleep(60)
+        small = await started(world, pages_max=2)
+        began_at = trio.current_time()
+        await ended(world, small)
+
+    assert trio.current_time() - began_at < 15
 
 
 async def test_a_crawl_continues_in_a_worker_that_is_started_again(
