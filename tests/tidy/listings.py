@@ -36,6 +36,7 @@ from conveyor.simulation.faults.faults import ONLY_ON, Fault
 from conveyor.simulation.profiles import CLIENT_PROFILES
 from conveyor.telemetry import ActorFigures, ActorUsage, EngineUsage, FetchMetrics, make_metrics
 from tests.mutants.defects import MUTANTS
+from tests.tidy import doc_comments
 from tests.tidy.sources import CODE, Module, modules
 from tests.tidy.tables import code, table
 
@@ -247,10 +248,12 @@ def _law_of(port: type) -> str:
 
 
 def faults() -> str:
+    """Every fault of the simulator, what happens, and the engines that can have it."""
+    words = doc_comments.of_class(Fault)
     return table(
-        ("fault", "engines"),
+        ("fault", "what happens", "engines"),
         (
-            (code(fault), ", ".join(sorted(ONLY_ON[fault])) if fault in ONLY_ON else "all")
+            (code(fault), words[fault.name], ", ".join(sorted(ONLY_ON.get(fault, ("all",)))))
             for fault in Fault
         ),
     )

@@ -17,90 +17,101 @@ class Fault(StrEnum):
     """Every fault, in the order of docs/simulator.md. `ONLY_ON` has the engines of those that not
     every engine can have."""
 
-    CALL_REFUSED = "call_refused"
-    ANSWER_LOST = "answer_lost"
-    CALL_SLOW = "call_slow"
-    KILLED_BEFORE = "killed_before"
-    KILLED_AFTER = "killed_after"
+    CALL_REFUSED = "call_refused"  #: An engine call fails before it has an effect.
+    ANSWER_LOST = "answer_lost"  #: An engine call takes effect, and its answer is lost.
+    CALL_SLOW = "call_slow"  #: An engine call takes 1 to 30 s.
+    KILLED_BEFORE = "killed_before"  #: A process is killed before an engine call takes effect.
+    KILLED_AFTER = "killed_after"  #: A process is killed after an engine call took effect.
+    #: An engine call raises an unexpected error, which crashes the actor that made it.
     ACTOR_CRASHED = "actor_crashed"
-    PAUSED = "paused"
-    TERMINATED = "terminated"
-    RESTART_STORM = "restart_storm"
-    SCALED_TO_NONE = "scaled_to_none"
-    OUTAGE = "outage"
-    CLOCK_OFFSET = "clock_offset"
-    CLOCK_DRIFT = "clock_drift"
-    CLOCK_STEPPED = "clock_stepped"
-    CLOCK_PUT_BACK = "clock_put_back"
-    FALSE_EMPTY = "false_empty"
+    PAUSED = "paused"  #: A process stops for 20 to 120 s in its next engine call.
+    TERMINATED = "terminated"  #: A process gets SIGTERM.
+    RESTART_STORM = "restart_storm"  #: All processes are killed at once.
+    SCALED_TO_NONE = "scaled_to_none"  #: All workers are terminated and stay away for a while.
+    OUTAGE = "outage"  #: No engine call of any process is answered for 2 to 60 s.
+    CLOCK_OFFSET = "clock_offset"  #: The wall clocks of processes differ by up to 10 s.
+    CLOCK_DRIFT = "clock_drift"  #: The wall clocks of processes run at different speeds.
+    CLOCK_STEPPED = "clock_stepped"  #: A wall clock is set up to 60 s ahead.
+    CLOCK_PUT_BACK = "clock_put_back"  #: A wall clock is set up to 60 s back.
+    FALSE_EMPTY = "false_empty"  #: A receive returns nothing although the queue has messages.
+    #: The visibility timeout of a received message is up to 10 % too short or too long.
     EARLY_RETURN = "early_return"
+    #: A received message stays visible, so it is delivered again.
     DUPLICATE_DELIVERY = "duplicate_delivery"
-    LEASES_LOST = "leases_lost"
-    BEAT_SKIPPED = "beat_skipped"
-    COMMIT_FAILED = "commit_failed"
-    DISK_FULL = "disk_full"
-    READ_FAILED = "read_failed"
-    READ_BUSY = "read_busy"
-    BODY_TORN = "body_torn"
-    SITE_NOT_FOUND = "site_not_found"
-    SITE_BLOCKED = "site_blocked"
-    SITE_FAILED = "site_failed"
-    SITE_RATE_LIMITED = "site_rate_limited"
-    SITE_HUNG = "site_hung"
-    SITE_DRIPPED = "site_dripped"
-    SITE_RESET = "site_reset"
-    SITE_WRONG_LENGTH = "site_wrong_length"
-    SITE_EMPTY = "site_empty"
-    SITE_TOO_LARGE = "site_too_large"
-    SITE_ENDLESS = "site_endless"
-    SITE_REDIRECTED = "site_redirected"
-    SITE_TLS_FAILED = "site_tls_failed"
-    ACCOUNT_SPENT = "account_spent"
-    RECEIVER_FAILED = "receiver_failed"
-    RECEIVER_HUNG = "receiver_hung"
-    RECEIVER_RESET = "receiver_reset"
-    RECEIVER_REDIRECTED = "receiver_redirected"
-    RECEIVER_RATE_LIMITED = "receiver_rate_limited"
-    RECEIVER_GONE = "receiver_gone"
+    LEASES_LOST = "leases_lost"  #: The coordinator loses leases, as in a failover.
+    BEAT_SKIPPED = "beat_skipped"  #: A heartbeat fails.
+    COMMIT_FAILED = "commit_failed"  #: A commit fails with an I/O error.
+    DISK_FULL = "disk_full"  #: A commit fails because the disk is full.
+    READ_FAILED = "read_failed"  #: A read fails with an I/O error.
+    READ_BUSY = "read_busy"  #: A read finds the database locked.
+    BODY_TORN = "body_torn"  #: The disk is full after half of a body was written.
+    SITE_NOT_FOUND = "site_not_found"  #: A site answers 404.
+    SITE_BLOCKED = "site_blocked"  #: A site answers 403.
+    SITE_FAILED = "site_failed"  #: A site answers 503.
+    SITE_RATE_LIMITED = "site_rate_limited"  #: A site answers 429 with Retry-After.
+    SITE_HUNG = "site_hung"  #: A site never answers.
+    SITE_DRIPPED = "site_dripped"  #: A site sends its answer so slowly that the deadline may pass.
+    SITE_RESET = "site_reset"  #: A site resets the connection.
+    SITE_WRONG_LENGTH = "site_wrong_length"  #: A body ends before its Content-Length.
+    SITE_EMPTY = "site_empty"  #: A site answers with an empty body.
+    SITE_TOO_LARGE = "site_too_large"  #: A body is larger than allowed.
+    SITE_ENDLESS = "site_endless"  #: A body has no end.
+    SITE_REDIRECTED = "site_redirected"  #: A site redirects the request.
+    SITE_TLS_FAILED = "site_tls_failed"  #: The TLS handshake fails.
+    ACCOUNT_SPENT = "account_spent"  #: The gateway answers that the account has no credits left.
+    RECEIVER_FAILED = "receiver_failed"  #: A webhook receiver answers 500.
+    RECEIVER_HUNG = "receiver_hung"  #: A receiver never answers.
+    RECEIVER_RESET = "receiver_reset"  #: A receiver accepts no connection.
+    RECEIVER_REDIRECTED = "receiver_redirected"  #: A receiver redirects to another host.
+    RECEIVER_RATE_LIMITED = "receiver_rate_limited"  #: A receiver answers 429 with Retry-After.
+    RECEIVER_GONE = "receiver_gone"  #: A receiver answers 410.
+    #: A receiver redirects to the metadata service of a cloud.
     RECEIVER_TO_METADATA = "receiver_to_metadata"
+    #: A receiver takes the event, and its answer may come after the deadline.
     RECEIVER_DRIPPED = "receiver_dripped"
-    RECEIVER_TOO_LARGE = "receiver_too_large"
-    CLIENT_REPEATED = "client_repeated"
+    RECEIVER_TOO_LARGE = "receiver_too_large"  #: A receiver answers with a body that is too large.
+    CLIENT_REPEATED = "client_repeated"  #: A client sends a request again that was answered.
+    #: A client sends a request three times, twice at the same time.
     CLIENT_REPEATED_AT_ONCE = "client_repeated_at_once"
-    CLIENT_HUNG_UP = "client_hung_up"
+    CLIENT_HUNG_UP = "client_hung_up"  #: A client disconnects before its answer.
+    #: A client sends another request with a used idempotency key.
     CLIENT_REUSED_KEY = "client_reused_key"
+    #: A client replaces an uploaded list after it submitted the list.
     LIST_OVERWRITTEN = "list_overwritten"
-    SMALL_CHUNKS = "small_chunks"
-    SMALL_PAGES = "small_pages"
-    FEW_SHARDS = "few_shards"
-    MANY_SHARDS = "many_shards"
-    ONE_IN_FLIGHT = "one_in_flight"
-    HASTY_SWEEPER = "hasty_sweeper"
-    ONE_MESSAGE_POLLS = "one_message_polls"
-    NEVER_AT_ONCE = "never_at_once"
-    ONE_SETTLE_A_COMMIT = "one_settle_a_commit"
-    HASTY_KEYS = "hasty_keys"
-    SHORT_LIVES = "short_lives"
-    SHORT_LISTS = "short_lists"
+    SMALL_CHUNKS = "small_chunks"  #: Lists are ingested one line at a time.
+    SMALL_PAGES = "small_pages"  #: Pages of results have at most three rows at first.
+    FEW_SHARDS = "few_shards"  #: Jobs have one or two shards.
+    MANY_SHARDS = "many_shards"  #: Jobs have 16 shards.
+    ONE_IN_FLIGHT = "one_in_flight"  #: By default a job has one fetch in flight.
+    HASTY_SWEEPER = "hasty_sweeper"  #: The sweeper runs every 5 s or every second.
+    ONE_MESSAGE_POLLS = "one_message_polls"  #: A poll receives one message at most.
+    NEVER_AT_ONCE = "never_at_once"  #: No list is stored in one transaction with its job.
+    ONE_SETTLE_A_COMMIT = "one_settle_a_commit"  #: Each settle is a commit of its own.
+    HASTY_KEYS = "hasty_keys"  #: Claims on keys and exports expire after one second.
+    SHORT_LIVES = "short_lives"  #: Leases and claims expire soon after two heartbeats.
+    SHORT_LISTS = "short_lists"  #: Lists may have 30 lines.
+    #: A process runs another release, with other chunk sizes and shard counts.
     RELEASES_MIXED = "releases_mixed"
-    STORAGE_FULL = "storage_full"
-    STORAGE_MISSING = "storage_missing"
-    STORAGE_DENIED = "storage_denied"
-    GATEWAY_UNREACHABLE = "gateway_unreachable"
-    GATEWAY_FAILING = "gateway_failing"
+    STORAGE_FULL = "storage_full"  #: Body storage has no room for minutes.
+    STORAGE_MISSING = "storage_missing"  #: Body storage does not exist for minutes.
+    STORAGE_DENIED = "storage_denied"  #: Body storage refuses access for minutes.
+    GATEWAY_UNREACHABLE = "gateway_unreachable"  #: The gateway accepts no connection for minutes.
+    GATEWAY_FAILING = "gateway_failing"  #: The gateway answers every call with a 5xx for minutes.
+    #: The gateway refuses a call because its key has too many in flight.
     GATEWAY_LIMITED = "gateway_limited"
-    GATEWAY_LIED = "gateway_lied"
-    TASK_POISONED = "task_poisoned"
-    ODD_VALUES = "odd_values"
-    OVER_QUOTAS = "over_quotas"
-    TAR_PITS = "tar_pits"
-    IDLE_JOBS = "idle_jobs"
-    ENDLESS_RERUNS = "endless_reruns"
-    OUT_OF_RESOURCES = "out_of_resources"
+    GATEWAY_LIED = "gateway_lied"  #: The gateway sends a false `Concurrency-*` header.
+    TASK_POISONED = "task_poisoned"  #: A page crashes its handler each time.
+    ODD_VALUES = "odd_values"  #: A hostile caller sends senseless values.
+    OVER_QUOTAS = "over_quotas"  #: A hostile caller exceeds its quotas.
+    TAR_PITS = "tar_pits"  #: A hostile caller fetches from a site that never answers.
+    IDLE_JOBS = "idle_jobs"  #: A hostile caller opens jobs and adds nothing.
+    ENDLESS_RERUNS = "endless_reruns"  #: A hostile caller requests reruns and exports without end.
+    OUT_OF_RESOURCES = "out_of_resources"  #: A process has no file descriptor for a fetch.
+    #: A hostile caller's site leaves a second answer on its connection.
     LATE_ANSWERS = "late_answers"
-    POWER_CUT = "power_cut"
-    CLOCK_LEAPT = "clock_leapt"
-    CLOCK_LEAPT_BACK = "clock_leapt_back"
+    POWER_CUT = "power_cut"  #: All processes end, and everything that was not synced is lost.
+    CLOCK_LEAPT = "clock_leapt"  #: Wall clocks leap ahead by an hour, a day or 40 days.
+    CLOCK_LEAPT_BACK = "clock_leapt_back"  #: Wall clocks leap back by an hour, a day or 40 days.
 
 
 ONLY_ON: Mapping[Fault, frozenset[str]] = {
