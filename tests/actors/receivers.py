@@ -42,8 +42,8 @@ class Internet:
     nursery: trio.Nursery
     up_at: dict[str, float] = field(default_factory=dict)
     takes_s: dict[str, float] = field(default_factory=dict)
-    heard: list[ReceivedRequest] = field(default_factory=list)
-    taken: list[ReceivedRequest] = field(default_factory=list)
+    requests: list[ReceivedRequest] = field(default_factory=list)
+    accepted: list[ReceivedRequest] = field(default_factory=list)
     is_up: bool = True
 
     def notifier(self) -> WebhookNotifier:
@@ -68,19 +68,19 @@ class Internet:
             request = await _read(stream)
             if request is None:
                 return
-            heard = _parse(request, self.clock.now())
-            self.heard.append(heard)
-            await trio.sleep(self.takes_s.get(heard.path, 0.05))
+            received = _parse(request, self.clock.now())
+            self.requests.append(received)
+            await trio.sleep(self.takes_s.get(received.path, 0.05))
             status = "204 Fine"
-            if self.clock.now() < self.up_at.get(heard.path, 0.0):
+            if self.clock.now() < self.up_at.get(received.path, 0.0):
                 status = "503 Down"
             else:
-                self.taken.append(heard)
+                self.accepted.append(received)
             answer = f"HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
             try:
                 await stream.send_all(answer.encode())
             except trio.BrokenResourceError:
-                self.taken.remove(heard)
+                self.accepted.remove(received)
 
 
 async def _anywhere(_host: str) -> Sequence[str]:

@@ -34,7 +34,7 @@ async def test_a_run_whose_clock_is_set_ends_in_time_with_each_page_fetched_once
         await trio.sleep(5)
 
         clock.offset_s += step_s
-        run, totals = await world.ended(accepted, within_s=40)
+        run, totals = await world.wait_for_end(accepted, within_s=40)
 
     assert run.status is RunStatus.COMPLETED
     assert totals.successful == 60
@@ -52,7 +52,7 @@ async def test_a_long_fetch_is_not_interrupted_by_a_step_of_the_clock(
         await trio.sleep(40)
 
         clock.offset_s += step_s
-        _, totals = await world.ended(accepted, within_s=180)
+        _, totals = await world.wait_for_end(accepted, within_s=180)
 
     assert totals.successful == 3
     assert set(world.gateway.calls.values()) == {1}
@@ -107,7 +107,7 @@ async def test_work_written_by_an_api_with_a_clock_that_is_ahead_is_done_on_time
         accepted = await api.submit(urls(10))
         unwanted = await api.submit(urls(2, host="example.org"))
         await jobs.delete(api.env, CALLER, unwanted.job.job_id)
-        run, totals = await world.ended(accepted, within_s=900)
+        run, totals = await world.wait_for_end(accepted, within_s=900)
 
     assert run.status is RunStatus.COMPLETED
     assert totals.successful == 10

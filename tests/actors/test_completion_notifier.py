@@ -57,7 +57,7 @@ async def scrape_all(world: World, internet: Internet, count: int, webhook: Webh
     world = replace(world, notifier=internet.notifier())  # type: ignore[arg-type]
     async with world.working():
         accepted = await world.submit(urls(count), webhook=webhook)
-        _, totals = await world.ended(accepted, within_s=60)
+        _, totals = await world.wait_for_end(accepted, within_s=60)
     assert totals.successful == count
     return accepted
 
@@ -107,21 +107,23 @@ async def test_a_receiver_that_is_down_for_a_day_gets_every_event(
         ]
 
     assert {row.status for row in rows} == {NoticeStatus.DELIVERED}
-    assert Counter(heard.event_id for heard in internet.taken) == {row.notice_id: 1 for row in rows}
-    assert min(heard.at for heard in internet.taken) >= began + 24 * HOUR_S - 1
-    assert len(internet.heard) > 3 * len(rows)
+    assert Counter(request.event_id for request in internet.accepted) == {
+        row.notice_id: 1 for row in rows
+    }
+    assert min(request.at for request in internet.accepted) >= began + 24 * HOUR_S - 1
+    assert len(internet.requests) > 3 * len(rows)
     for row in rows:
-        tries = [heard for heard in internet.heard if heard.event_id == row.notice_id]
-        assert {heard.body.decode() for heard in tries} == {row.payload}
-        assert {heard.headers["webhook-id"] for heard in tries} == {row.notice_id}
-    assert all(is_signed(heard, shared) for heard in internet.heard)
-    WebhookEvent.model_validate(json.loads(internet.taken[0].body))
+        tries = [request for request in internet.requests if request.event_id == row.notice_id]
+        assert {request.body.decode() for request in tries} == {row.payload}
+        assert {request.headers["webhook-id"] for request in tries} == {row.notice_id}
+    assert all(is_signed(request, shared) for request in internet.requests)
+    WebhookEvent.model_validate(json.loads(internet.accepted[0].body))
 
 
-def is_signed(heard: ReceivedRequest, shared: dict[str, str]) -> bool:
+def is_signed(request: ReceivedRequest, shared: dict[str, str]) -> bool:
     """Verifies a request as a receiver does when it arrives."""
-    header = heard.headers["x-signature"]
-    is_ours: bool = verify_webhook_signature(heard.body, header, shared, now=heard.at)
+    header = request.headers["x-signature"]
+    is_ours: bool = verify_webhook_signature(request.body, header, shared, now=request.at)
     return is_ours
 
 
@@ -141,8 +143,10 @@ async def test_events_of_a_run_arrive_in_order_although_deliveries_fail(
         internet.up_at["/hook"] = start + 2 * HOUR_S
         await trio.sleep(8 * HOUR_S)
 
-    arrived = [heard.event_id for heard in internet.heard]
-    assert [heard.event_id for heard in internet.taken] == [event.notice_id for event in events]
+    arrived = [request.event_id for request in internet.requests]
+    assert [request.event_id for request in internet.accepted] == [
+        event.notice_id for event in events
+    ]
     assert arrived == sorted(arrived, reverse=True)
 
 
@@ -187,7 +191,7 @@ async def test_an_event_is_attempted_as_often_as_another_if_its_clock_is_set(
         await trio.sleep(10 * HOUR_S)
         (after,) = await notices_of(world.env, notice.job_id)
 
-    assert len(internet.taken) == 1
+    assert len(internet.accepted) == 1
     assert after.attempts < 2 * len(webhooks.RETRY_SCHEDULE_S)
 
 
@@ -202,11 +206,11 @@ async def test_hundreds_of_events_for_a_dead_receiver_do_not_delay_the_others(
         internet.takes_s["/dead"] = 60.0
         started_at = world.env.now()
         with trio.fail_after(40):
-            while len(internet.taken) < len(fine):
+            while len(internet.accepted) < len(fine):
                 await trio.sleep(0.1)
         took_s = world.env.now() - started_at
         await trio.sleep(10 * 60)
-        asked_dead = sum(heard.path == "/dead" for heard in internet.heard)
+        asked_dead = sum(request.path == "/dead" for request in internet.requests)
 
         internet.takes_s["/dead"] = 0.05
         await trio.sleep(HOUR_S)
@@ -214,7 +218,7 @@ async def test_hundreds_of_events_for_a_dead_receiver_do_not_delay_the_others(
     # Only the first four were attempted while the others were delivered.
     assert took_s < 2 * limits.WEBHOOK_TIMEOUT_S
     assert asked_dead < 20
-    assert {heard.event_id for heard in internet.taken} == {
+    assert {request.event_id for request in internet.accepted} == {
         notice.notice_id for notice in (*dead, *fine)
     }
 
@@ -229,12 +233,15 @@ async def test_a_slow_receiver_gets_its_events_at_the_rate_it_can_handle(
     async with notifying(world) as internet:
         internet.takes_s["/slow"] = 10.0
         await trio.sleep(30)
-        at_half_a_minute = Counter(heard.path for heard in internet.taken)
+        at_half_a_minute = Counter(request.path for request in internet.accepted)
         await trio.sleep(150 / 4 * 10 * 1.5)
 
     assert at_half_a_minute["/fine"] == len(fine)
     assert 8 <= at_half_a_minute["/slow"] <= 12
-    assert Counter(heard.path for heard in internet.taken) == {"/fine": 50, "/slow": len(slow)}
+    assert Counter(request.path for request in internet.accepted) == {
+        "/fine": 50,
+        "/slow": len(slow),
+    }
 
 
 async def test_undelivered_events_are_delivered_after_a_restart(autojump_clock: MockClock) -> None:
@@ -244,12 +251,12 @@ async def test_undelivered_events_are_delivered_after_a_restart(autojump_clock: 
     async with notifying(world) as internet:
         internet.takes_s["/hook"] = 5.0
         await trio.sleep(7)
-    first = internet.taken
+    first = internet.accepted
     async with notifying(world) as internet:
         await trio.sleep(2 * limits.WEBHOOK_CLAIM_S)
 
     # A delivery under way at the end is repeated at most once, under the same id.
-    arrived = {heard.event_id for heard in (*first, *internet.taken)}
+    arrived = {request.event_id for request in (*first, *internet.accepted)}
     assert arrived == {notice.notice_id for notice in notices}
     assert 0 < len(first) < len(notices)
 
@@ -265,7 +272,7 @@ async def test_an_event_is_delivered_again_until_the_receiver_accepts_it(
 
     async with world.working():
         accepted = await world.submit(urls(1), webhook=HOOK)
-        await world.ended(accepted)
+        await world.wait_for_end(accepted)
         await trio.sleep(3_600)
 
     assert len(world.notifier.tried) == 5
@@ -282,9 +289,9 @@ async def test_a_receiver_that_is_down_does_not_delay_fetches(autojump_clock: Mo
     world.notifier.failures = 10**6
 
     async with world.working():
-        await world.ended(await world.submit(urls(1), webhook=HOOK))
+        await world.wait_for_end(await world.submit(urls(1), webhook=HOOK))
         accepted = await world.submit(urls(100))
-        _, totals = await world.ended(accepted, within_s=60)
+        _, totals = await world.wait_for_end(accepted, within_s=60)
 
     assert totals.successful == 100
 
@@ -316,8 +323,8 @@ async def test_a_delivery_that_crashes_counts_as_a_failed_attempt(
     async with world.working():
         poisoned = await world.submit(urls(1), webhook=Webhook("https://poison.example/"))
         good = await world.submit(urls(1), webhook=Webhook("https://good.example/"))
-        await world.ended(poisoned)
-        await world.ended(good)
+        await world.wait_for_end(poisoned)
+        await world.wait_for_end(good)
         await trio.sleep(1800)
 
     query = NoticesOf(job_id=poisoned.job.job_id, run_id=poisoned.run.run_id, limit=10)

@@ -36,7 +36,7 @@ def a_site(request: ScrapeRequest, attempt: int) -> Outcome:
     return a_page(links.encode())
 
 
-async def started(
+async def start_crawl(
     world: World, host: str = "example.com", *, caller: CallerId = CALLER, pages_max: int = 1000
 ) -> Crawl:
     rules = CrawlRules(max_items=pages_max, max_pages=pages_max)
@@ -50,7 +50,7 @@ async def started(
     )
 
 
-async def ended(world: World, crawl: Crawl) -> Crawl:
+async def wait_for_end(world: World, crawl: Crawl) -> Crawl:
     with trio.fail_after(3600):
         while True:
             row = await crawls.of_job(world.env, crawl.job_id)
@@ -70,10 +70,10 @@ EXPECTED = {str(number) for number in range(PAGES + 2)}
 
 async def test_many_crawls_are_advanced_concurrently(autojump_clock: MockClock) -> None:
     world = make_world(script=a_site)
-    begun = [await started(world, f"site-{number}.example") for number in range(10)]
+    started = [await start_crawl(world, f"site-{number}.example") for number in range(10)]
 
     async with world.working():
-        rows = [await ended(world, crawl) for crawl in begun]
+        rows = [await wait_for_end(world, crawl) for crawl in started]
         items = [await items_of(world, row) for row in rows]
 
     assert {row.status for row in rows} == {CrawlStatus.COMPLETED}
@@ -93,13 +93,13 @@ async def test_a_small_crawl_does_not_wait_for_the_large_crawls_of_another_calle
     world = make_world(script=endless, think_s=1.0)
     neighbour = CallerId("a caller with many crawls")
     for number in range(24):
-        await started(world, f"site-{number}.example", caller=neighbour)
+        await start_crawl(world, f"site-{number}.example", caller=neighbour)
 
     async with world.working():
         await trio.sleep(60)
-        small = await started(world, pages_max=2)
+        small = await start_crawl(world, pages_max=2)
         began_at = trio.current_time()
-        await ended(world, small)
+        await wait_for_end(world, small)
 
     assert trio.current_time() - began_at < 15
 
@@ -108,14 +108,14 @@ async def test_a_crawl_continues_in_a_worker_that_is_started_again(
     autojump_clock: MockClock,
 ) -> None:
     world = make_world(script=a_site)
-    crawl = await started(world)
+    crawl = await start_crawl(world)
     for _ in range(5):
         async with world.working():
             await trio.sleep(1.7)
         await trio.sleep(40)
 
     async with world.working():
-        row = await ended(world, crawl)
+        row = await wait_for_end(world, crawl)
 
     assert await items_of(world, row) == EXPECTED
     assert row.items == len(EXPECTED)
@@ -126,7 +126,7 @@ async def test_an_outage_or_a_crash_delays_a_crawl_and_changes_nothing(
     autojump_clock: MockClock, error: Exception
 ) -> None:
     world = make_world(script=a_site)
-    crawl = await started(world)
+    crawl = await start_crawl(world)
     calls = 0
 
     def fails(*_: Any) -> bool:
@@ -136,18 +136,18 @@ async def test_an_outage_or_a_crash_delays_a_crawl_and_changes_nothing(
 
     broken = replace(world, env=_failing(world, error, fails))
     async with broken.working():
-        row = await ended(world, crawl)
+        row = await wait_for_end(world, crawl)
 
     assert await items_of(world, row) == EXPECTED
 
 
 async def test_a_crawl_that_always_crashes_its_crawler_fails(autojump_clock: MockClock) -> None:
     world = make_world(script=a_site)
-    crawl = await started(world)
+    crawl = await start_crawl(world)
 
     broken = replace(world, env=_failing(world, RuntimeError("a bug"), lambda *_: True))
     async with broken.working():
-        row = await ended(world, crawl)
+        row = await wait_for_end(world, crawl)
 
     assert (row.status, row.error_code) == (CrawlStatus.FAILED, "internal_error")
 

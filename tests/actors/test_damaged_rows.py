@@ -133,8 +133,8 @@ async def test_a_damaged_task_fails_without_a_fetch_and_the_other_tasks_succeed(
     await spoil(world.env.store, key_of(accepted, damaged), **fields)
 
     async with world.working():
-        run, totals = await world.ended(accepted)
-        _, others = await world.ended(other)
+        run, totals = await world.wait_for_end(accepted)
+        _, others = await world.wait_for_end(other)
 
     assert (totals.successful, totals.failed, totals.done) == (39, 1, 40)
     assert (others.successful, others.failed) == (5, 0)
@@ -156,7 +156,7 @@ async def test_text_in_place_of_a_number_fails_only_its_own_task(world: World) -
     await spoil(world.env.store, key_of(accepted, damaged), claim="many", attempts="few")
 
     async with world.working():
-        _, totals = await world.ended(accepted)
+        _, totals = await world.wait_for_end(accepted)
 
     assert (totals.successful, totals.failed) == (9, 1)
 
@@ -166,7 +166,7 @@ async def test_a_row_that_is_damaged_after_its_task_ended_is_shown_with_its_read
 ) -> None:
     accepted = await world.submit(urls(5))
     async with world.working():
-        await world.ended(accepted)
+        await world.wait_for_end(accepted)
         before = (await world.tasks(accepted))[2]
         await spoil(world.env.store, key_of(accepted, before), metadata=NOT_JSON)
         await spoil(world.env.store, key_of(accepted, before), status=NO_MEMBER)
@@ -187,7 +187,7 @@ async def test_a_damaged_notice_does_not_delay_the_others(
     world.notifier.failures = 3
     async with world.working():
         for accepted in hooked:
-            await world.ended(accepted)
+            await world.wait_for_end(accepted)
         with trio.fail_after(60):
             while len(world.notifier.tried) < 3:
                 await trio.sleep(0.1)
@@ -217,7 +217,7 @@ async def test_a_damaged_run_does_not_hide_other_runs(
 
     async with world.working():
         for run in runs[1:]:
-            await world.ended(run)
+            await world.wait_for_end(run)
 
     assert not has_crashed_actor(caplog)
 
@@ -228,7 +228,7 @@ async def test_a_damaged_export_does_not_hold_up_another(
     accepted = await world.submit(urls(3))
     job_id, run_id = accepted.job.job_id, accepted.run.run_id
     async with world.working():
-        await world.ended(accepted)
+        await world.wait_for_end(accepted)
 
     bad, good = [
         await export.start(

@@ -43,7 +43,7 @@ async def test_the_remaining_tasks_of_a_drained_worker_are_fetched_once_by_the_n
 
     heir = replace(world, mail=Mailboxes(), limiter=FairLimiter(capacity=50))
     async with heir.working():
-        _, totals = await heir.ended(accepted)
+        _, totals = await heir.wait_for_end(accepted)
 
     assert totals.successful == 120
     assert set(world.gateway.calls.values()) == {1}

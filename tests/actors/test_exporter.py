@@ -26,7 +26,7 @@ from tests.builders import a_change, update
 
 async def an_ended_run(world: World) -> Run:
     async with world.working():
-        run, _ = await world.ended(await world.submit(urls(20)))
+        run, _ = await world.wait_for_end(await world.submit(urls(20)))
     return run
 
 
@@ -147,7 +147,7 @@ async def test_large_exports_of_one_caller_do_not_delay_anothers(autojump_clock:
     run = await an_ended_run(world)
     other = CallerId("other")
     async with world.working():
-        theirs, _ = await world.ended(await world.submit(urls(3), caller=other))
+        theirs, _ = await world.wait_for_end(await world.submit(urls(3), caller=other))
     slow = replace(
         world.env, blobs=SlowBlobs(world.env.blobs, Faults(latency_s={"put_stream": 1_000.0}))
     )
@@ -172,7 +172,7 @@ async def test_an_export_that_crashes_the_exporter_fails_after_a_few_attempts(
     accepted = await world.submit(urls(3))
 
     async with world.working():
-        await world.ended(accepted)
+        await world.wait_for_end(accepted)
         tries = 0
 
         async def crash(*_: object) -> None:

@@ -24,7 +24,7 @@ async def test_a_list_that_cannot_be_read_stops_its_run_with_a_reason(
     await world.env.blobs.delete_prefix(f"sources/{accepted.job.job_id}")
 
     async with world.working():
-        run, _ = await world.ended(accepted, within_s=600)
+        run, _ = await world.wait_for_end(accepted, within_s=600)
 
     assert run.status is RunStatus.STOPPED
     assert run.stop_reason == "ingest_failed"
@@ -43,7 +43,7 @@ async def test_a_batch_that_is_reported_several_times_is_ingested_once(
         world.mail.streamer.address.tell_nowait(opened)
 
     async with world.working():
-        run, totals = await world.ended(accepted)
+        run, totals = await world.wait_for_end(accepted)
 
     assert (run.status, totals.successful) == (RunStatus.COMPLETED, 150)
     assert [record.getMessage() for record in caplog.records].count("batch ingested") == 1

@@ -228,7 +228,7 @@ async def test_a_long_fetch_keeps_its_lease_its_message_and_its_claim(
 
     async with world.working():
         accepted = await world.submit(urls(5))
-        _, totals = await world.ended(accepted, within_s=1_000)
+        _, totals = await world.wait_for_end(accepted, within_s=1_000)
 
     assert totals.successful == 5
     assert set(world.gateway.calls.values()) == {1}

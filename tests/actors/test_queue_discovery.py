@@ -30,7 +30,7 @@ async def test_discovery_finds_a_run_without_a_signal(autojump_clock: MockClock)
     async with world.working():
         await trio.sleep(30)
         accepted = await world.submit(urls(5))
-        _, totals = await world.ended(accepted, within_s=30)
+        _, totals = await world.wait_for_end(accepted, within_s=30)
 
     assert totals.successful == 5
 
@@ -52,7 +52,7 @@ async def test_a_stop_that_loses_every_race_is_finished_by_a_later_scan(
         accepted = await world.submit(urls(4))
         with pytest.raises(Conflict):
             await runs.stop(world.env, accepted.job.caller, accepted.job.job_id)
-        run, _ = await world.ended(accepted)
+        run, _ = await world.wait_for_end(accepted)
 
     assert run.status is RunStatus.STOPPED
     assert next(tries) > 5
@@ -106,14 +106,14 @@ async def test_a_run_that_crashes_discovery_is_deferred_and_the_others_are_polle
     async with world.working():
         good = [await world.submit(urls(5)) for _ in range(3)]
         for accepted in good:
-            await world.ended(accepted)
+            await world.wait_for_end(accepted)
         started_at = trio.current_time()
         while trio.current_time() < started_at + 1800:
             world.mail.discovery.address.tell_nowait(RunChanged(bad.job.job_id, bad.run.run_id))
             await trio.sleep(60)
         tries = len(reads)
         poisoned.clear()
-        _, totals = await world.ended(bad, within_s=900)
+        _, totals = await world.wait_for_end(bad, within_s=900)
 
     assert totals.successful == 2
     assert 4 <= tries <= 10

@@ -137,7 +137,7 @@ async def test_a_batch_without_an_ingester_is_resumed(
         await trio.sleep(1)
         accepted = await world.submit(urls(2_500))
         assert accepted.is_later
-        run, totals = await world.ended(accepted, within_s=120)
+        run, totals = await world.wait_for_end(accepted, within_s=120)
 
     assert totals.successful == run.total == 2_500
 
@@ -148,7 +148,7 @@ async def test_lost_messages_are_sent_again(autojump_clock: MockClock) -> None:
     await world.env.queue.close_run(accepted.run.run_id)
 
     async with world.working():
-        run, totals = await world.ended(accepted, within_s=120)
+        run, totals = await world.wait_for_end(accepted, within_s=120)
 
     assert (run.status, totals.successful) == (RunStatus.COMPLETED, 20)
 
@@ -160,7 +160,7 @@ async def test_a_deleted_job_leaves_neither_rows_nor_bodies(
 
     async with world.working():
         accepted = await world.submit(urls(200))
-        await world.ended(accepted)
+        await world.wait_for_end(accepted)
         await jobs.delete(world.env, CALLER, accepted.job.job_id)
         await trio.sleep(600)
 

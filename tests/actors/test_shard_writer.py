@@ -79,7 +79,7 @@ async def test_the_last_settle_completes_the_run_and_acks_its_messages(
     async with writing(world, world.env) as writer, trio.open_nursery() as nursery:
         for message, task in pairs:
             nursery.start_soon(settle, writer, message, task, success_of(world, message, task))
-        run, totals = await world.ended(accepted)
+        run, totals = await world.wait_for_end(accepted)
 
     assert run.status is RunStatus.COMPLETED
     assert totals.successful == 120
@@ -97,7 +97,7 @@ async def test_a_settle_whose_answer_was_lost_is_counted_once(autojump_clock: Mo
 
     async with writing(world, env) as writer:
         verdict = await settle(writer, message, task, success_of(world, message, task))
-        _, totals = await world.ended(accepted)
+        _, totals = await world.wait_for_end(accepted)
 
     assert faults.fired["commit"] == 1
     assert isinstance(verdict, Settled)
@@ -142,7 +142,7 @@ async def test_a_run_completes_although_acks_fail(autojump_clock: MockClock) -> 
 
     async with writing(world, env) as writer:
         await settle(writer, message, task, success_of(world, message, task))
-        run, totals = await world.ended(accepted)
+        run, totals = await world.wait_for_end(accepted)
 
     assert faults.fired["ack"] == 1
     assert (run.status, totals.done) == (RunStatus.COMPLETED, 1)
@@ -189,7 +189,7 @@ async def test_a_settle_that_crashes_the_writer_is_isolated_from_its_group(
 
     async with world.working():
         accepted = await world.submit(urls(80), max_attempts=2)
-        _, totals = await world.ended(accepted)
+        _, totals = await world.wait_for_end(accepted)
 
     assert (totals.successful, totals.failed) == (79, 1)
     assert world.gateway.calls.total() == 79 + 2
@@ -228,9 +228,9 @@ async def test_a_run_whose_rows_are_throttled_delays_no_other_run(
     async with writing(world, env) as writer, trio.open_nursery() as nursery:
         for message, task in pairs:
             nursery.start_soon(settle, writer, message, task, success_of(world, message, task))
-        await world.ended(short)
+        await world.wait_for_end(short)
         short_s = trio.current_time() - began_at
-        await world.ended(long)
+        await world.wait_for_end(long)
 
     assert short_s < 5
     assert trio.current_time() - began_at >= 50
@@ -267,7 +267,7 @@ async def test_a_run_whose_completion_the_store_refuses_at_first_ends_without_a_
 
     async with writing(world, env) as writer:
         await settle(writer, message, task, success_of(world, message, task))
-        run, _ = await world.ended(accepted)
+        run, _ = await world.wait_for_end(accepted)
 
     assert (run.status, store.refusals) == (RunStatus.COMPLETED, 0)
     assert trio.current_time() - began_at < 5
@@ -316,7 +316,7 @@ async def test_a_run_of_several_shards_ends_wherever_its_tasks_are_counted(
 
     async with world.working():
         accepted = await world.submit(urls(60))
-        run, totals = await world.ended(accepted)
+        run, totals = await world.wait_for_end(accepted)
         query = StatsOf(job_id=run.job_id, run_id=run.run_id, shard_count=run.shard_count)
         rows = await world.env.store.find(query)
 

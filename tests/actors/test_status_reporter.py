@@ -130,7 +130,7 @@ async def test_an_ended_run_has_no_wait_reason(autojump_clock: MockClock) -> Non
     world = make_world()
     async with world.working():
         accepted = await world.submit(urls(3))
-        await world.ended(accepted)
+        await world.wait_for_end(accepted)
 
         assert await progress_of(world, accepted) == RunProgress()
 

@@ -47,7 +47,7 @@ async def test_a_retry_that_is_settled_during_a_heartbeat_is_redelivered_on_time
 
     async with world.working():
         accepted = await world.submit(urls(30))
-        _, totals = await world.ended(accepted)
+        _, totals = await world.wait_for_end(accepted)
 
     assert totals.successful == 30
     assert trio.current_time() < 2 * think_s + 10
@@ -66,7 +66,7 @@ async def test_a_task_that_loses_its_worker_each_time_fails(
         await trio.sleep(limits.CLAIM_TTL_S + 1)
 
     async with world.working():
-        run, totals = await world.ended(accepted)
+        run, totals = await world.wait_for_end(accepted)
 
     (task,) = await world.tasks(accepted)
     assert (run.status, totals.failed) == (RunStatus.COMPLETED, 1)
@@ -86,7 +86,7 @@ async def test_a_task_that_another_worker_has_claimed_is_not_fetched(
     async with world.working():
         await trio.sleep(limits.CLAIM_TTL_S - 5)
         assert world.gateway.calls.total() == 0
-        _, totals = await world.ended(accepted)
+        _, totals = await world.wait_for_end(accepted)
 
     assert totals.successful == 1
 
@@ -119,7 +119,7 @@ async def test_tasks_whose_claims_were_throttled_return_long_before_a_claim_woul
     world = replace(world, env=replace(world.env, store=throttled))
 
     async with world.working():
-        _, totals = await world.ended(accepted)
+        _, totals = await world.wait_for_end(accepted)
 
     assert totals.successful == 30
     assert trio.current_time() < limits.CLAIM_TTL_S / 2
@@ -137,7 +137,7 @@ async def test_the_retry_after_of_a_site_is_honoured(autojump_clock: MockClock) 
     world = make_world(script=script, think_s=0)
 
     async with world.working():
-        await world.ended(await world.submit(urls(1)))
+        await world.wait_for_end(await world.submit(urls(1)))
 
     first, second = times
     assert 77.0 <= second - first < 80.0
@@ -160,7 +160,7 @@ async def test_a_deferred_task_is_redelivered_on_time_with_its_cost_and_without_
 
     async with world.working():
         accepted = await world.submit(urls(1), max_attempts=1)
-        _, totals = await world.ended(accepted)
+        _, totals = await world.wait_for_end(accepted)
 
     (task,) = await world.tasks(accepted)
     assert (totals.successful, totals.credits, task.credits) == (1, 10, 10)
@@ -181,7 +181,7 @@ async def test_a_deferred_task_without_a_time_of_its_own_waits_longer_with_each_
     world = make_world(script=script, think_s=0)
 
     async with world.working():
-        await world.ended(await world.submit(urls(1), max_attempts=1))
+        await world.wait_for_end(await world.submit(urls(1), max_attempts=1))
 
     waits = [later - before for before, later in pairwise(times)]
     assert waits == sorted(waits)
@@ -236,7 +236,7 @@ async def test_work_that_lost_its_lease_is_released_at_once(autojump_clock: Mock
         accepted = await world.submit(urls(1))
         await trio.sleep(1)
         await forgetful.release(forgetful.leases)
-        run, totals = await world.ended(accepted)
+        run, totals = await world.wait_for_end(accepted)
 
     assert totals.successful == 1
     assert world.gateway.calls.total() == 2
@@ -253,7 +253,7 @@ async def test_the_next_page_is_fetched_while_the_previous_one_is_written(
 
     async with world.working():
         accepted = await world.submit(urls(5), max_inflight=1)
-        _, totals = await world.ended(accepted)
+        _, totals = await world.wait_for_end(accepted)
 
     assert totals.successful == 5
     assert world.gateway.inflight_max == 1
@@ -307,7 +307,7 @@ async def test_a_task_is_retried_until_its_attempts_are_used_up(
 
     async with world.working():
         accepted = await world.submit(urls(3), max_attempts=4)
-        run, totals = await world.ended(accepted)
+        run, totals = await world.wait_for_end(accepted)
 
     assert run.status is RunStatus.COMPLETED
     assert totals.failed == 3
@@ -324,7 +324,7 @@ async def test_a_task_succeeds_on_a_later_attempt(autojump_clock: MockClock) -> 
 
     async with world.working():
         accepted = await world.submit(urls(10))
-        _, totals = await world.ended(accepted)
+        _, totals = await world.wait_for_end(accepted)
 
     assert (totals.successful, totals.failed) == (10, 0)
 
@@ -338,7 +338,7 @@ async def test_a_permanent_failure_is_not_retried(
 
     async with world.working():
         accepted = await world.submit(urls(5))
-        _, totals = await world.ended(accepted)
+        _, totals = await world.wait_for_end(accepted)
 
     assert totals.reasons == {"bad_target": 5}
     assert set(world.gateway.calls.values()) == {1}
@@ -363,7 +363,7 @@ async def test_an_account_error_fails_the_run_and_a_rerun_finishes_it(
 
     async with world.working():
         accepted = await world.submit(urls(40))
-        run, totals = await world.ended(accepted)
+        run, totals = await world.wait_for_end(accepted)
         assert run.status is RunStatus.FAILED
         assert run.failure_reason is RunFailure.INSUFFICIENT_CREDITS
         assert run.failure_detail == "The account is empty."
@@ -376,7 +376,7 @@ async def test_an_account_error_fails_the_run_and_a_rerun_finishes_it(
             retry=frozenset({TaskStatus.PENDING}),
             run_id=RunId(world.env.new_id()),
         )
-        run, totals_again = await world.ended(again)
+        run, totals_again = await world.wait_for_end(again)
 
     assert run.status is RunStatus.COMPLETED
     assert again.inherited == totals.successful
@@ -409,7 +409,7 @@ async def test_a_task_that_crashes_its_runner_uses_up_its_own_attempts_only(
 
     async with world.working():
         accepted = await world.submit(urls(300), max_attempts=3)
-        _, totals = await world.ended(accepted)
+        _, totals = await world.wait_for_end(accepted)
 
     assert (totals.successful, totals.failed) == (299, 1)
     assert world.gateway.calls.total() == 299 + 3
@@ -444,7 +444,7 @@ async def test_a_worker_out_of_resources_defers_its_tasks_and_reports_the_reason
         run = await world.run_of(accepted)
         seen = await run_progress.load_progress(world.env, run, await totals_of(world.env, run))
         calls = world.gateway.calls.total()
-        _, totals = await world.ended(accepted)
+        _, totals = await world.wait_for_end(accepted)
 
     assert (totals.successful, totals.failed) == (100, 0)
     assert seen.waiting_on is not None

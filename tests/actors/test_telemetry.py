@@ -36,7 +36,7 @@ async def test_outcomes_are_counted_by_result_and_reason(autojump_clock: MockClo
     world = make_world(script=answer)
     async with world.working():
         accepted = await world.submit(urls(3))
-        await world.ended(accepted)
+        await world.wait_for_end(accepted)
 
     outcomes = "conveyor_task_outcomes_total"
     assert value(world.metrics, outcomes, result="successful", reason="") == 2
@@ -141,7 +141,7 @@ async def test_ingested_lists_and_exports_are_counted_by_outcome(
         world, env=replace(world.env, config=replace(world.env.config, sync_tasks_max=10))
     )
     async with world.working():
-        run, _ = await world.ended(await world.submit(urls(20)))
+        run, _ = await world.wait_for_end(await world.submit(urls(20)))
         await exports.start(
             world.env,
             run.caller,
@@ -167,7 +167,7 @@ async def test_each_failed_delivery_is_logged_once(
     world.notifier.failures = 2
     async with world.working():
         accepted = await world.submit(urls(1), webhook=Webhook("https://hooks.example/"))
-        await world.ended(accepted)
+        await world.wait_for_end(accepted)
         await trio.sleep(600)
 
     lines = [record for record in caplog.records if record.message == "webhook event not delivered"]

@@ -24,7 +24,7 @@ async def test_every_task_of_a_run_is_fetched_once_and_settled(autojump_clock: M
 
     async with world.working():
         accepted = await world.submit(urls(200))
-        run, totals = await world.ended(accepted)
+        run, totals = await world.wait_for_end(accepted)
 
     assert run.status is RunStatus.COMPLETED
     assert (totals.done, totals.successful) == (200, 200)
@@ -67,7 +67,7 @@ async def test_work_in_flight_at_shutdown_is_released_and_finished_by_the_next_w
     assert {row.status for row in await world.tasks(accepted)} == {TaskStatus.PENDING}
     assert await world.engine.coordinator.count(accepted.run.run_id) == 0
     async with world.working():
-        _, totals = await world.ended(accepted)
+        _, totals = await world.wait_for_end(accepted)
     assert totals.successful == 30
 
 
@@ -81,7 +81,7 @@ async def test_all_tasks_of_lists_of_any_length_are_done(
         accepted = await world.submit(urls(count), is_open=count == 0)
         if count == 0:
             await jobs.close(world.env, CALLER, accepted.job.job_id)
-        run, totals = await world.ended(accepted)
+        run, totals = await world.wait_for_end(accepted)
 
     assert run.status is RunStatus.COMPLETED
     assert totals.successful == run.total == run.planned == count
@@ -113,7 +113,7 @@ async def test_an_outage_of_the_store_delays_a_run_and_loses_nothing(
             for method in ("commit", "receive", "ack", "find"):
                 faults.before[method] += 1
                 faults.after[method] += 1
-        run, totals = await world.ended(accepted, within_s=900)
+        run, totals = await world.wait_for_end(accepted, within_s=900)
 
     rows = await world.tasks(accepted)
     assert run.status is RunStatus.COMPLETED
@@ -131,7 +131,7 @@ async def test_a_crash_of_the_heartbeater_restarts_the_actors_that_depend_on_it(
         accepted = await world.submit(urls(30))
         await trio.sleep(2)
         world.mail.heartbeater.address.tell_nowait(None)  # type: ignore[arg-type]
-        _, totals = await world.ended(accepted, within_s=600)
+        _, totals = await world.wait_for_end(accepted, within_s=600)
         assert restarts(supervisor, "lease_heartbeater") == 1
         assert restarts(supervisor, "queue_discovery") == 1
 

@@ -81,11 +81,11 @@ async def test_a_short_list_is_polled_by_one_worker_and_a_long_one_by_all(
         short = await worlds[0].submit(urls(5))
         await trio.sleep(15)
         of_short = pollers_of(worlds, workers)
-        await worlds[0].ended(short)
+        await worlds[0].wait_for_end(short)
         long = await worlds[0].submit(urls(200), max_inflight=200)
         await trio.sleep(15)
         of_long = pollers_of(worlds, workers)
-        await worlds[0].ended(long)
+        await worlds[0].wait_for_end(long)
 
     names = [world.env.process_id for world in worlds]
     assert of_short == [names.index(owners_of(short.run.run_id, names)[0])]
@@ -123,7 +123,7 @@ async def test_a_run_that_moves_to_another_worker_is_fetched_once(
         async with working(worlds[1:]) as others:
             moved = pollers_of(worlds[1:], others)
             for accepted in jobs:
-                await worlds[0].ended(accepted)
+                await worlds[0].wait_for_end(accepted)
 
     assert moved, "the newcomers own some of the runs"
     assert worlds[0].gateway.calls.total() == 40

@@ -136,7 +136,7 @@ class World:
         assert run is not None
         return run
 
-    async def ended(
+    async def wait_for_end(
         self, accepted: Accepted | Rerun, *, within_s: float = 600.0
     ) -> tuple[Run, Totals]:
         """Waits in virtual time until the run has ended, and returns it."""

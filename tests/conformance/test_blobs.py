@@ -92,13 +92,13 @@ async def test_a_cancelled_add_does_not_damage_concurrent_adds(blobs: Blobs) -> 
 
 
 async def test_deleting_a_prefix_removes_added_bodies_below_it(blobs: Blobs) -> None:
-    doomed = await blobs.add("jobs/j", "name", [b"doomed"])
+    deleted = await blobs.add("jobs/j", "name", [b"doomed"])
     beside = await blobs.add("jobs/jj", "name", [b"beside"])
 
     assert await blobs.delete_prefix("jobs/j")
 
     with pytest.raises(BlobMissing):
-        await _read(blobs, doomed.key)
+        await _read(blobs, deleted.key)
     assert await _read(blobs, beside.key) == b"beside"
     assert await blobs.delete_prefix("jobs/j") == 0
 

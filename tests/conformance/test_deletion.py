@@ -55,19 +55,19 @@ async def _remaining_rows(store: Store, rows: list[Row]) -> list[Row]:
 
 
 async def test_deleting_the_rows_of_a_run_removes_no_others(store: Store) -> None:
-    doomed, spared = _rows_of_run(RUN, 1), _rows_of_run(OTHER_RUN, 2)
+    deleted_rows, kept_rows = _rows_of_run(RUN, 1), _rows_of_run(OTHER_RUN, 2)
     intents: list[Row] = [a_job(), a_record(), a_deletion_intent(run_id=RUN)]
-    await keep(store, *doomed, *spared, *intents)
+    await keep(store, *deleted_rows, *kept_rows, *intents)
 
     count = await store.delete_run_rows(JOB, RUN, limit=100)
 
-    assert count == len(doomed)
-    assert await _remaining_rows(store, doomed) == []
-    assert await _remaining_rows(store, [*spared, *intents]) == [*spared, *intents]
+    assert count == len(deleted_rows)
+    assert await _remaining_rows(store, deleted_rows) == []
+    assert await _remaining_rows(store, [*kept_rows, *intents]) == [*kept_rows, *intents]
 
 
 async def test_deleting_the_rows_of_a_job_keeps_its_own_row_and_its_intents(store: Store) -> None:
-    doomed = _rows_of_run(RUN, 1) + _rows_of_run(OTHER_RUN, 2)
+    deleted_rows = _rows_of_run(RUN, 1) + _rows_of_run(OTHER_RUN, 2)
     intents: list[Row] = [a_job(), a_record(), a_deletion_intent()]
     foreign_run = RunId("01FOREIGN")
     foreign: list[Row] = [
@@ -82,13 +82,13 @@ async def test_deleting_the_rows_of_a_job_keeps_its_own_row_and_its_intents(stor
     ]
     foreign_task = a_task(0, foreign_run)
     task_key = key_of(foreign_task, OTHER_JOB)
-    await keep(store, *doomed, *intents, *foreign)
+    await keep(store, *deleted_rows, *intents, *foreign)
     await store.commit([a_change(Insert(task_key, foreign_task))])
 
     count = await store.delete_run_rows(JOB, None, limit=100)
 
-    assert count == len(doomed)
-    assert await _remaining_rows(store, doomed) == []
+    assert count == len(deleted_rows)
+    assert await _remaining_rows(store, deleted_rows) == []
     assert await _remaining_rows(store, [*intents, *foreign]) == [*intents, *foreign]
     assert await store.read(task_key) == foreign_task
 
@@ -97,23 +97,23 @@ async def test_deleting_the_rows_of_a_job_keeps_its_own_row_and_its_intents(stor
 async def test_deletion_in_limited_calls_removes_all_rows(
     store: Store, run_id: RunId | None
 ) -> None:
-    doomed = _rows_of_run(RUN, 1)
-    await keep(store, a_job(), *doomed)
+    deleted_rows = _rows_of_run(RUN, 1)
+    await keep(store, a_job(), *deleted_rows)
 
-    bites = [await store.delete_run_rows(JOB, run_id, limit=3) for _ in range(5)]
+    counts = [await store.delete_run_rows(JOB, run_id, limit=3) for _ in range(5)]
 
-    assert bites == [3, 3, 3, 2, 0]
-    assert await _remaining_rows(store, doomed) == []
+    assert counts == [3, 3, 3, 2, 0]
+    assert await _remaining_rows(store, deleted_rows) == []
 
 
 async def test_the_run_row_is_deleted_last(store: Store) -> None:
-    doomed = _rows_of_run(RUN, 1)
-    await keep(store, *doomed)
+    deleted_rows = _rows_of_run(RUN, 1)
+    await keep(store, *deleted_rows)
 
-    for _ in doomed[1:]:
+    for _ in deleted_rows[1:]:
         await store.delete_run_rows(JOB, None, limit=1)
 
-    assert await _remaining_rows(store, doomed) == [doomed[0]]
+    assert await _remaining_rows(store, deleted_rows) == [deleted_rows[0]]
 
 
 async def test_delete_expired_removes_the_idempotency_records_that_expired_before_now(

@@ -65,18 +65,18 @@ async def test_a_call_interrupted_anywhere_is_finished_by_the_next_with_the_same
         request = replace_key(f"key-{at}")
         calls: list[str] = []
         fault = Fault(at, when)
-        heard: list[StoredResponse] = []
+        responses: list[StoredResponse] = []
 
         try:
-            heard.append(
+            responses.append(
                 await run_once_per_key(with_fault(env, fault), request, working(calls), to_answer)
             )
         except Unavailable:
             clock.advance(limits.IDEMPOTENCY_CLAIM_S + 1)
-        heard.append(await run_once_per_key(env, request, working(calls), to_answer))
+        responses.append(await run_once_per_key(env, request, working(calls), to_answer))
 
         assert len(calls) == 1
-        assert set(heard) == {StoredResponse(201, f"made {calls[0]}")}
+        assert set(responses) == {StoredResponse(201, f"made {calls[0]}")}
         goes_on = fault.was_reached
     assert at > 2
 
@@ -169,20 +169,20 @@ async def test_a_cancelled_call_releases_the_key(env: Context) -> None:
 
 async def test_concurrent_calls_do_the_work_once(env: Context) -> None:
     calls: list[str] = []
-    heard: list[StoredResponse | KeyInProgress] = []
+    responses: list[StoredResponse | KeyInProgress] = []
 
     async def call() -> None:
         try:
-            heard.append(await run_once_per_key(env, REQUEST, working(calls), to_answer))
+            responses.append(await run_once_per_key(env, REQUEST, working(calls), to_answer))
         except KeyInProgress as refusal:
-            heard.append(refusal)
+            responses.append(refusal)
 
     async with trio.open_nursery() as nursery:
         for _ in range(20):
             nursery.start_soon(call)
 
-    answers = {answer for answer in heard if isinstance(answer, StoredResponse)}
-    waits = [wait.retry_after_s for wait in heard if isinstance(wait, KeyInProgress)]
+    answers = {answer for answer in responses if isinstance(answer, StoredResponse)}
+    waits = [wait.retry_after_s for wait in responses if isinstance(wait, KeyInProgress)]
     assert answers == {StoredResponse(201, f"made {calls[0]}")}
     assert len(calls) == 1
     assert all(wait is not None and 0 <= wait <= limits.IDEMPOTENCY_CLAIM_S for wait in waits)
@@ -210,7 +210,7 @@ async def test_a_slow_first_call_and_its_successor_return_the_same_answer(
     env: Context, clock: ManualClock
 ) -> None:
     calls: list[str] = []
-    heard: list[StoredResponse] = []
+    responses: list[StoredResponse] = []
     go_on = trio.Event()
 
     async def slow(subject: str) -> StoredResponse:
@@ -218,13 +218,13 @@ async def test_a_slow_first_call_and_its_successor_return_the_same_answer(
         return StoredResponse(201, f"slowly {subject}")
 
     async def first() -> None:
-        heard.append(await run_once_per_key(env, REQUEST, slow, to_answer))
+        responses.append(await run_once_per_key(env, REQUEST, slow, to_answer))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(first)
         await trio.testing.wait_all_tasks_blocked()
         clock.advance(limits.IDEMPOTENCY_CLAIM_S + 1)
-        heard.append(await run_once_per_key(env, REQUEST, working(calls), to_answer))
+        responses.append(await run_once_per_key(env, REQUEST, working(calls), to_answer))
         go_on.set()
 
-    assert heard == [StoredResponse(201, f"made {calls[0]}")] * 2
+    assert responses == [StoredResponse(201, f"made {calls[0]}")] * 2

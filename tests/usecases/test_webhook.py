@@ -30,13 +30,13 @@ SIGNED = Webhook(HOOK.url, signature=True)
 class Receiver:
     unresolved: Unresolved | None = None
     outcome: Delivered | NotDelivered = field(default_factory=lambda: Delivered(200))
-    heard: list[Message] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
 
     async def resolve(self, webhook: Webhook, partition: str) -> Unresolved | None:
         return self.unresolved
 
     async def deliver(self, message: Message) -> Delivered | NotDelivered:
-        self.heard.append(message)
+        self.messages.append(message)
         return self.outcome
 
 
@@ -103,7 +103,7 @@ async def test_a_changed_url_applies_to_pending_deliveries(env: Context) -> None
     await webhooks.replace(env, receiver, CALLER, job_id, OTHER_HOOK)
     await deliver_due(env, receiver)
 
-    assert [message.webhook for message in receiver.heard] == [OTHER_HOOK]
+    assert [message.webhook for message in receiver.messages] == [OTHER_HOOK]
 
 
 async def test_removing_a_webhook_drops_pending_deliveries_even_if_one_is_set_again(
@@ -117,7 +117,7 @@ async def test_removing_a_webhook_drops_pending_deliveries_even_if_one_is_set_ag
     await webhooks.replace(env, receiver, CALLER, job_id, HOOK)
     await deliver_due(env, receiver)
 
-    assert receiver.heard == []
+    assert receiver.messages == []
     assert (await now_of(env, notice)).status is NoticeStatus.DROPPED
 
 
@@ -146,7 +146,7 @@ async def test_an_event_is_redelivered_with_the_same_id_and_bytes(
     receiver.outcome = Delivered(200)
     await deliver_due(env, receiver)
 
-    first, second = receiver.heard
+    first, second = receiver.messages
     assert (first.event_id, first.payload) == (second.event_id, second.payload)
     assert again.status is NoticeStatus.DUE
     current = await now_of(env, notice)

@@ -34,14 +34,14 @@ class Receiver:
     """A receiver with scripted answers that records every delivery."""
 
     answers: list[Delivered | NotDelivered]
-    heard: list[tuple[str, str, str]] = field(default_factory=list)
+    deliveries: list[tuple[str, str, str]] = field(default_factory=list)
     secrets: tuple[Secret, ...] = ()
 
     async def resolve(self, webhook: Webhook, partition: str) -> None:
         return None
 
     async def deliver(self, message: Message) -> Delivered | NotDelivered:
-        self.heard.append((message.event_id, message.payload, message.webhook.url))
+        self.deliveries.append((message.event_id, message.payload, message.webhook.url))
         self.secrets = message.secrets
         return self.answers.pop(0) if self.answers else NotDelivered("http_5xx", 500)
 
@@ -74,7 +74,7 @@ async def test_a_delivered_notice_is_not_due_again(env: Context) -> None:
 
     assert (await now_of(env, notice)).status is NoticeStatus.DELIVERED
     assert await webhook.due(env, limit=10) == []
-    assert receiver.heard == [(notice.notice_id, notice.payload, HOOK.url)]
+    assert receiver.deliveries == [(notice.notice_id, notice.payload, HOOK.url)]
 
 
 async def test_a_failed_notice_is_delivered_later_with_the_same_bytes(
@@ -91,7 +91,7 @@ async def test_a_failed_notice_is_delivered_later_with_the_same_bytes(
 
     assert at_once == []
     assert (again.attempts, again.last_error) == (1, "timeout")
-    assert receiver.heard[0] == receiver.heard[1]
+    assert receiver.deliveries[0] == receiver.deliveries[1]
     assert (await now_of(env, notice)).attempts == 2
 
 
@@ -127,7 +127,7 @@ async def test_a_notice_is_tried_for_three_days_and_then_recorded_as_exhausted(
 
     assert current.status is NoticeStatus.EXHAUSTED
     assert current.last_error == "http_5xx"
-    assert current.attempts == tries == len(receiver.heard)
+    assert current.attempts == tries == len(receiver.deliveries)
     assert clock.at - notice.occurred_at > limits.WEBHOOK_GIVE_UP_S
     assert 10 < tries < 40
 
@@ -141,7 +141,7 @@ async def test_only_one_of_two_deliverers_makes_the_attempt(env: Context) -> Non
 
     current = await now_of(env, notice)
     assert (current.attempts, current.last_error) == (1, "timeout")
-    assert second.heard == []
+    assert second.deliveries == []
 
 
 async def test_an_interrupted_attempt_is_repeated_with_the_same_bytes(
@@ -159,7 +159,7 @@ async def test_an_interrupted_attempt_is_repeated_with_the_same_bytes(
     await deliver(env, receiver, again)
 
     assert too_soon == []
-    assert receiver.heard[0] == receiver.heard[1]
+    assert receiver.deliveries[0] == receiver.deliveries[1]
     assert (await now_of(env, notice)).status is NoticeStatus.DELIVERED
 
 
@@ -178,7 +178,7 @@ async def test_an_outage_at_any_call_of_a_delivery_loses_no_notice(
             await deliver(env, receiver, again)
 
         assert (await now_of(env, notice)).status is NoticeStatus.DELIVERED
-        assert set(receiver.heard) == {(notice.notice_id, notice.payload, HOOK.url)}
+        assert set(receiver.deliveries) == {(notice.notice_id, notice.payload, HOOK.url)}
         if not fault.was_reached:
             break
     assert at == 5
@@ -213,7 +213,7 @@ async def test_a_later_event_of_a_run_waits_for_the_earlier_one(
             await deliver(env, receiver, notice)
         clock.advance(1)
 
-    assert [event_id for event_id, *_ in receiver.heard] == [first.notice_id] * 2 + ["LATER"]
+    assert [event_id for event_id, *_ in receiver.deliveries] == [first.notice_id] * 2 + ["LATER"]
     assert (await now_of(env, later)).attempts == 1
 
 
@@ -255,7 +255,7 @@ async def test_without_its_key_a_signed_webhook_waits_and_is_not_sent_unsigned(
 
     current = await now_of(env, notice)
     assert (current.status, current.last_error) == (NoticeStatus.DUE, "signing_key_unavailable")
-    assert receiver.heard == []
+    assert receiver.deliveries == []
 
 
 @pytest.mark.parametrize("is_deleted", [True, False])
@@ -270,7 +270,7 @@ async def test_a_notice_without_a_webhook_is_dropped(env: Context, is_deleted: b
     await deliver(env, receiver, notice)
 
     assert (await now_of(env, notice)).status is NoticeStatus.DROPPED
-    assert receiver.heard == []
+    assert receiver.deliveries == []
 
 
 async def _remove_webhook(env: Context, accepted: Accepted) -> None:

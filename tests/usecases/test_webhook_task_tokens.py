@@ -30,10 +30,10 @@ class Machine:
     """State machines with scripted answers that record the callbacks."""
 
     answers: list[Delivered | NotDelivered] = field(default_factory=list)
-    heard: list[Callback] = field(default_factory=list)
+    callbacks: list[Callback] = field(default_factory=list)
 
     async def call_back(self, callback: Callback) -> Delivered | NotDelivered:
-        self.heard.append(callback)
+        self.callbacks.append(callback)
         return self.answers.pop(0) if self.answers else Delivered(200)
 
 
@@ -75,9 +75,9 @@ async def test_a_completed_run_reports_success_with_a_summary(
     await deliver_due(workflow_env)
     await deliver_due(workflow_env)
 
-    (heard,) = machine.heard
-    summary = msgspec.json.decode(heard.payload)
-    assert (heard.token, heard.is_success) == (TOKEN, True)
+    (callback,) = machine.callbacks
+    summary = msgspec.json.decode(callback.payload)
+    assert (callback.token, callback.is_success) == (TOKEN, True)
     assert summary["job_id"] == accepted.job.job_id
     assert summary["run_id"] == accepted.run.run_id
     assert summary["status"] == "completed"
@@ -91,9 +91,9 @@ async def test_a_stopped_run_reports_failure(workflow_env: Context, machine: Mac
 
     await deliver_due(workflow_env)
 
-    (heard,) = machine.heard
-    assert (heard.is_success, heard.event_type) == (False, "run.stopped")
-    assert msgspec.json.decode(heard.payload)["status"] == "stopped"
+    (callback,) = machine.callbacks
+    assert (callback.is_success, callback.event_type) == (False, "run.stopped")
+    assert msgspec.json.decode(callback.payload)["status"] == "stopped"
 
 
 async def test_a_rerun_sends_no_callback(workflow_env: Context, machine: Machine) -> None:
@@ -106,7 +106,7 @@ async def test_a_rerun_sends_no_callback(workflow_env: Context, machine: Machine
     await work(workflow_env, again.run)
     await deliver_due(workflow_env)
 
-    assert len(machine.heard) == 1
+    assert len(machine.callbacks) == 1
 
 
 async def test_a_state_machine_task_that_has_ended_is_not_called_again(
@@ -148,7 +148,7 @@ async def test_a_failing_webhook_does_not_delay_the_callback(
 
     await deliver_due(workflow_env, Receiver([NotDelivered("http_5xx:500", 500)]))
 
-    assert len(machine.heard) == 1
+    assert len(machine.callbacks) == 1
     assert (await callback_of(workflow_env, accepted)).status is NoticeStatus.DELIVERED
 
 
@@ -161,7 +161,7 @@ async def test_a_failing_callback_does_not_delay_the_webhook(
 
     await deliver_due(workflow_env, receiver)
 
-    assert len(receiver.heard) == 1
+    assert len(receiver.deliveries) == 1
 
 
 async def test_removing_the_webhook_keeps_the_callback(
@@ -172,7 +172,7 @@ async def test_removing_the_webhook_keeps_the_callback(
     await webhooks.remove(workflow_env, CALLER, accepted.job.job_id)
     await deliver_due(workflow_env)
 
-    assert len(machine.heard) == 1
+    assert len(machine.callbacks) == 1
 
 
 async def test_a_callback_can_be_redelivered_by_hand(
@@ -213,7 +213,7 @@ async def test_a_deleted_job_removes_its_token_and_sends_no_callback(
     await deliver_due(workflow_env)
 
     job = await workflow_env.store.read(JobKey(accepted.job.job_id))
-    assert machine.heard == []
+    assert machine.callbacks == []
     assert job is not None
     assert job.task_token_sealed is None
 
@@ -230,5 +230,5 @@ async def test_a_callback_waits_while_its_token_cannot_be_decrypted(
     await webhook.deliver(workflow_env, Receiver([]), ready)
 
     waiting = await callback_of(workflow_env, accepted)
-    assert machine.heard == []
+    assert machine.callbacks == []
     assert (waiting.status, waiting.last_error) == (NoticeStatus.DUE, "task_token_unavailable")

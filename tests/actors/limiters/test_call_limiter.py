@@ -41,7 +41,7 @@ async def test_all_of_the_call_limit_is_used_and_no_more(
 
     async with world.working():
         accepted = await world.submit(urls(10 * min(plan, 60)))
-        _, totals = await world.ended(accepted)
+        _, totals = await world.wait_for_end(accepted)
 
     assert totals.failed == 0
     assert gateway.refused_count <= 1
@@ -73,7 +73,7 @@ async def test_pages_that_crash_their_handler_do_not_use_up_the_call_limit(
 
     async with world.working():
         accepted = await world.submit(urls(40), max_attempts=2)
-        _, totals = await world.ended(accepted)
+        _, totals = await world.wait_for_end(accepted)
 
     assert (totals.successful, totals.failed) == (34, 6)
     assert gateway.refused_count == 0
@@ -87,7 +87,7 @@ async def test_two_processes_together_keep_to_the_call_limit(autojump_clock: Moc
 
     async with world.working(), other.working():
         accepted = await world.submit(urls(900))
-        _, totals = await world.ended(accepted)
+        _, totals = await world.wait_for_end(accepted)
 
     assert totals.successful == 900
     assert gateway.working_max <= 20
@@ -107,7 +107,7 @@ async def test_a_process_that_starts_later_learns_the_limit_from_the_others(
         async with other.working():
             await trio.sleep(20)
             assert other.limiter.inflight_count + world.limiter.inflight_count <= 21
-            await world.ended(accepted)
+            await world.wait_for_end(accepted)
 
     assert gateway.working_max == 20
     assert gateway.refused_count == 0
@@ -125,7 +125,7 @@ async def test_a_lowered_limit_is_kept_after_one_refusal(
         gateway.plan, gateway.working_max = 5, 0
         await trio.sleep(2)
         refused, gateway.working_max = gateway.refused_count, 0
-        await world.ended(accepted)
+        await world.wait_for_end(accepted)
 
     assert gateway.working_max <= 5
     assert gateway.refused_count == refused
@@ -137,7 +137,7 @@ async def test_without_a_stated_limit_refusals_stay_rare(autojump_clock: MockClo
 
     async with world.working():
         accepted = await world.submit(urls(3_000))
-        run, totals = await world.ended(accepted)
+        run, totals = await world.wait_for_end(accepted)
 
     assert totals.successful == 3_000
     assert gateway.refused_count <= 20
@@ -163,7 +163,7 @@ async def test_a_gateway_that_states_false_limits_gets_every_page_done(
 
     async with world.working():
         accepted = await world.submit(urls(60))
-        _, totals = await world.ended(accepted, within_s=3_600)
+        _, totals = await world.wait_for_end(accepted, within_s=3_600)
 
     assert totals.successful == 60
     assert max(gateway.paid.values()) == 1
@@ -181,7 +181,7 @@ async def test_a_gateway_that_refuses_everything_for_a_year_is_waited_for_and_re
         assert await reason_of(world, accepted) is WaitReason.GATEWAY_LIMIT
         assert gateway.refused_count <= 10
         gateway.plan = 10
-        _, totals = await world.ended(accepted, within_s=900)
+        _, totals = await world.wait_for_end(accepted, within_s=900)
 
     assert totals.successful == 30
 
@@ -200,7 +200,7 @@ async def test_no_task_fails_and_no_attempt_counts_while_the_gateway_is_unavaila
         assert await reason_of(world, accepted) is WaitReason.GATEWAY_UNAVAILABLE
         assert gateway.calls.total() < 60
         gateway.contact = Contact.ANSWERED
-        run, totals = await world.ended(accepted)
+        run, totals = await world.wait_for_end(accepted)
 
     assert (totals.successful, totals.failed) == (count, 0)
     assert run.ended_at is not None
@@ -222,7 +222,7 @@ async def test_a_gateway_outage_during_a_run_counts_no_attempt(
             gateway.contact = Contact.FAILED
             await trio.sleep(20)
             gateway.contact = Contact.ANSWERED
-        _, totals = await world.ended(accepted)
+        _, totals = await world.wait_for_end(accepted)
 
     assert (totals.successful, totals.failed) == (900, 0)
     assert gateway.calls.total() < 900 + 3 * 60
@@ -238,7 +238,7 @@ async def test_targets_that_the_gateway_cannot_fetch_fail_after_their_attempts_a
 
     async with world.working():
         accepted = await world.submit(pages, max_attempts=3)
-        _, totals = await world.ended(accepted, within_s=60)
+        _, totals = await world.wait_for_end(accepted, within_s=60)
 
     assert totals.failed == len(gateway.poisoned)
     assert totals.successful == 200 - totals.failed
@@ -255,7 +255,7 @@ async def test_a_run_of_one_target_that_the_gateway_cannot_fetch_ends(
 
     async with world.working():
         accepted = await world.submit(pages)
-        _, totals = await world.ended(accepted, within_s=900)
+        _, totals = await world.wait_for_end(accepted, within_s=900)
 
     assert totals.failed == 1
 
@@ -271,7 +271,7 @@ async def test_failing_targets_of_one_caller_do_not_stop_another_caller(
         await world.submit(bad, caller=CallerId("mallory"), api_key="k1")
         await trio.sleep(60)
         accepted = await world.submit(urls(20), api_key="k2")
-        run, totals = await world.ended(accepted)
+        run, totals = await world.wait_for_end(accepted)
 
     assert totals.successful == 20
     assert run.ended_at is not None
@@ -285,7 +285,7 @@ async def test_runs_with_one_api_key_share_its_call_limit(autojump_clock: MockCl
         long = await world.submit(urls(2_000, host="long.example"))
         await trio.sleep(10)
         short = await world.submit(urls(20, host="short.example"))
-        run, _ = await world.ended(short)
+        run, _ = await world.wait_for_end(short)
         assert (await world.run_of(long)).ended_at is None
 
     assert run.ended_at is not None
@@ -301,7 +301,7 @@ async def test_interrupted_calls_of_a_stopped_run_count_until_their_deadline(
 
     async with world.working():
         warm = await world.submit(urls(1))
-        await world.ended(warm)
+        await world.wait_for_end(warm)
         accepted = await world.submit(urls(50))
         await trio.sleep(10)
         assert gateway.inflight_count == 8
@@ -328,7 +328,7 @@ async def test_a_receipt_counts_calls_that_another_process_interrupted(
     idle = replace(world, env=replace(world.env, process_id="api"))
 
     async with world.working():
-        await world.ended(await world.submit(urls(1)))
+        await world.wait_for_end(await world.submit(urls(1)))
         accepted = await world.submit(urls(50))
         await trio.sleep(10)
         receipt = (await runs.stop(idle.env, CALLER, accepted.job.job_id)).receipt
@@ -343,7 +343,7 @@ async def test_no_message_is_received_that_the_call_limit_has_no_room_for(
 
     async with world.working():
         accepted = await world.submit(urls(100))
-        await world.ended(accepted)
+        await world.wait_for_end(accepted)
 
     delivered = world.metrics.registry.get_sample_value("conveyor_queue_messages_delivered_total")
     assert delivered == 100
@@ -369,7 +369,7 @@ async def test_calls_are_made_while_status_texts_cannot_be_read(autojump_clock: 
     world = replace(world, env=replace(world.env, coordinator=away))
 
     async with world.working():
-        _, totals = await world.ended(await world.submit(urls(50)), within_s=30)
+        _, totals = await world.wait_for_end(await world.submit(urls(50)), within_s=30)
 
     assert totals.successful == 50
 
@@ -381,7 +381,7 @@ async def test_a_process_that_starts_after_another_was_stopped_uses_the_rest_of_
     world = make_remote_world(gateway)
 
     async with world.working():
-        await world.ended(await world.submit(urls(1, host="first.example")))
+        await world.wait_for_end(await world.submit(urls(1, host="first.example")))
         gateway.think_s = 170.0
         await world.submit(urls(5))
         await trio.sleep(20)

@@ -74,7 +74,7 @@ async def test_pages_are_paid_for_once_however_long_they_cannot_be_stored(
         await trio.sleep(600)
         assert world.gateway.calls.total() == fetched < 300
         blobs.error = None
-        _, totals = await world.ended(accepted)
+        _, totals = await world.wait_for_end(accepted)
 
     assert (totals.successful, totals.failed, totals.credits) == (300, 0, 300)
     assert world.gateway.calls.total() == 300
@@ -91,7 +91,7 @@ async def test_a_run_that_waits_for_storage_reports_it(autojump_clock: MockClock
         seen = await run_progress.load_progress(world.env, run, await totals_of(world.env, run))
         blobs.error = None
         await trio.sleep(30)
-        await world.ended(accepted)
+        await world.wait_for_end(accepted)
 
     assert seen.waiting_on is not None
     assert seen.waiting_on.reason is WaitReason.STORAGE
@@ -132,7 +132,7 @@ async def test_without_held_pages_a_small_body_is_the_probe(autojump_clock: Mock
         await trio.sleep(60)
         calls = world.gateway.calls.total()
         blobs.error = None
-        _, totals = await world.ended(other)
+        _, totals = await world.wait_for_end(other)
 
     assert calls == 5
     assert totals.successful == 50
@@ -159,7 +159,7 @@ async def test_a_discarded_page_is_counted_in_the_cost_and_in_the_history(
 
     blobs.error = None
     async with world.working():
-        _, totals = await world.ended(accepted)
+        _, totals = await world.wait_for_end(accepted)
 
     assert (totals.successful, totals.credits) == (10, 20)
     assert {len(task.history) for task in await world.tasks(accepted)} == {2}
@@ -184,7 +184,7 @@ async def test_the_number_of_held_pages_is_bounded(
         assert world.gateway.calls.total() == 20
         assert totals.credits == 15
         blobs.error = None
-        _, totals = await world.ended(accepted)
+        _, totals = await world.wait_for_end(accepted)
 
     assert (totals.successful, totals.credits) == (20, 35)
 
@@ -208,7 +208,7 @@ async def test_a_page_whose_settle_cannot_be_written_is_not_fetched_again(
         store.error = Unavailable("the table is away")
         await trio.sleep(300)
         store.error = None
-        _, totals = await world.ended(accepted)
+        _, totals = await world.wait_for_end(accepted)
 
     assert (totals.successful, totals.failed) == (len([u for u in urls(50) if "1" in u]), 36)
     assert set(world.gateway.calls.values()) == {1}
@@ -226,7 +226,7 @@ async def test_a_budget_is_not_spent_on_pages_that_cannot_be_stored(
         blobs.error = Unavailable("NoSuchBucket")
         await trio.sleep(300)
         blobs.error = None
-        _, totals = await world.ended(accepted)
+        _, totals = await world.wait_for_end(accepted)
 
     budget = await world.env.store.read(BudgetKey(accepted.job.job_id, accepted.run.run_id))
     assert budget is not None
@@ -253,7 +253,7 @@ async def test_a_page_that_the_storage_never_accepts_fails_alone(
 
     async with world.working():
         accepted = await world.submit(urls(200), max_attempts=2, max_inflight=10)
-        _, totals = await world.ended(accepted)
+        _, totals = await world.wait_for_end(accepted)
 
     assert (totals.successful, totals.failed) == (199, 1)
     failed = [task for task in await world.tasks(accepted) if task.problem is not None]
@@ -268,7 +268,7 @@ async def test_a_single_failed_write_stops_no_fetch(
     world = replace(world, env=replace(world.env, blobs=faulty(world.env.blobs, faults)))
 
     async with world.working():
-        _, totals = await world.ended(await world.submit(urls(80)))
+        _, totals = await world.wait_for_end(await world.submit(urls(80)))
 
     assert (totals.successful, world.gateway.calls.total()) == (80, 80)
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]

@@ -74,7 +74,7 @@ async def test_a_run_that_waits_for_its_budget_continues_when_the_budget_is_rais
         await trio.sleep(60)
         asked_at = trio.current_time()
         await budgets.set_cap(world.env, CALLER, accepted.job.job_id, credit_cap(400))
-        _, totals = await world.ended(accepted)
+        _, totals = await world.wait_for_end(accepted)
 
     assert (totals.successful, totals.credits) == (40, 400)
     assert trio.current_time() - asked_at < 5
@@ -101,7 +101,7 @@ async def test_the_unspent_part_of_a_reservation_pays_for_other_calls(
 
     async with world.working():
         accepted = await world.submit(urls(76), budget=credit_cap(100))
-        _, totals = await world.ended(accepted)
+        _, totals = await world.wait_for_end(accepted)
         await trio.sleep(5)
 
     assert totals.credits == 76
@@ -125,7 +125,7 @@ async def test_a_free_gateway_spends_no_budget(autojump_clock: MockClock) -> Non
 
     async with world.working():
         accepted = await world.submit(urls(40), budget=credit_cap(1))
-        _, totals = await world.ended(accepted)
+        _, totals = await world.wait_for_end(accepted)
 
     assert totals.successful == 40
     assert (await budget_of(world, accepted)).left == 1
@@ -188,7 +188,7 @@ async def test_a_reservation_whose_answer_was_lost_is_not_made_twice(
         for _ in range(20):
             faults.after["commit"] = 2
             await trio.sleep(5)
-        _, totals = await world.ended(accepted)
+        _, totals = await world.wait_for_end(accepted)
         await trio.sleep(5)
 
     assert totals.successful == 40
@@ -240,7 +240,7 @@ async def test_runs_without_a_budget_write_no_budget_rows(autojump_clock: MockCl
     world = replace(world, env=replace(world.env, store=watching))
 
     async with world.working():
-        await world.ended(await world.submit(urls(40)))
+        await world.wait_for_end(await world.submit(urls(40)))
 
     assert written
     assert not any(isinstance(key, BudgetKey | ShareKey) for key in written)

@@ -100,7 +100,7 @@ async def _seconds_of_ten(*, beside: int) -> float:
         await trio.sleep(9.5)
         began_at = trio.current_time()
         small = await world.submit(urls(10, "small.example.com"), caller=CallerId("small"))
-        await world.ended(small)
+        await world.wait_for_end(small)
         return trio.current_time() - began_at
 
 
@@ -150,7 +150,7 @@ async def test_a_small_job_ends_soon_beside_callers_whose_pages_never_answer(
         await trio.sleep(20)
         began_at = trio.current_time()
         small = await world.submit(urls(10, "small.example.com"), caller=CallerId("small"))
-        await world.ended(small)
+        await world.wait_for_end(small)
         took_s = trio.current_time() - began_at
 
     assert took_s <= 2 * 0.5 + 5.0

@@ -92,7 +92,7 @@ async def test_the_concurrency_limit_of_a_host_holds_over_all_processes(
 
     async with world.working(), helping(world):
         accepted = await world.submit(urls(60, ONE) + urls(20, OTHER), host_limits=host_limits)
-        run, totals = await world.ended(accepted)
+        run, totals = await world.wait_for_end(accepted)
 
     assert run.status is RunStatus.COMPLETED
     assert totals.successful == 80
@@ -108,7 +108,7 @@ async def test_fetches_of_a_host_begin_no_more_often_than_its_rate_limit(
         accepted = await world.submit(
             urls(60, ONE), host_limits=HostLimits(HostLimit(rate_per_s=5.0))
         )
-        await world.ended(accepted)
+        await world.wait_for_end(accepted)
 
     starts = hosts.begun[ONE]
     for number, at in enumerate(starts):
@@ -129,7 +129,7 @@ async def test_a_page_that_is_being_written_takes_no_place_at_its_host(
         accepted = await world.submit(
             urls(60, ONE), host_limits=HostLimits(HostLimit(concurrency=1))
         )
-        await world.ended(accepted)
+        await world.wait_for_end(accepted)
 
     starts = hosts.begun[ONE]
     assert hosts.busy_max == {ONE: 1}
@@ -146,7 +146,7 @@ async def test_a_host_at_its_limit_costs_no_second_receive_and_no_attempt(
         accepted = await world.submit(
             urls(300, ONE), host_limits=HostLimits(HostLimit(concurrency=2))
         )
-        await world.ended(accepted)
+        await world.wait_for_end(accepted)
 
     tasks = await world.tasks(accepted)
     assert {(task.claim, task.attempts, task.handed_back) for task in tasks} == {(1, 1, 0)}
@@ -164,7 +164,7 @@ async def test_a_message_that_cannot_be_held_returns_about_when_its_turn_comes(
         accepted = await world.submit(
             urls(count, ONE), host_limits=HostLimits(HostLimit(concurrency=4))
         )
-        await world.ended(accepted)
+        await world.wait_for_end(accepted)
 
     assert receives_per_task(world, count) < 2
     assert hosts.begun[ONE][-1] - hosts.begun[ONE][0] < count * 0.5 / 4 * 1.2
@@ -182,7 +182,7 @@ async def test_messages_whose_turns_are_close_are_bounced_in_one_call(
             urls(limits.HELD_MESSAGES_MAX + 400, ONE),
             host_limits=HostLimits(HostLimit(concurrency=16)),
         )
-        await world.ended(accepted)
+        await world.wait_for_end(accepted)
 
     bounced = world.metrics.registry.get_sample_value("conveyor_queue_messages_bounced_total")
     assert bounced
@@ -199,7 +199,7 @@ async def test_held_messages_stay_hidden_for_as_long_as_they_wait(
         accepted = await world.submit(
             urls(6, ONE), host_limits=HostLimits(HostLimit(concurrency=1))
         )
-        await world.ended(accepted, within_s=2_000)
+        await world.wait_for_end(accepted, within_s=2_000)
 
     tasks = await world.tasks(accepted)
     assert {(task.claim, task.attempts) for task in tasks} == {(1, 1)}
@@ -285,7 +285,7 @@ async def test_a_long_fetch_keeps_its_lease_at_the_host(
         accepted = await world.submit(
             urls(4, ONE), host_limits=HostLimits(HostLimit(concurrency=1))
         )
-        _, totals = await world.ended(accepted, within_s=2_000)
+        _, totals = await world.wait_for_end(accepted, within_s=2_000)
 
     assert totals.successful == 4
     assert hosts.busy_max == {ONE: 1}
@@ -301,7 +301,7 @@ async def test_host_leases_of_a_killed_process_age_out(
     await world.env.coordinator.acquire_hosts([pool] * holds, ttl_s=limits.LEASE_TTL_S)
 
     async with world.working():
-        _, totals = await world.ended(accepted)
+        _, totals = await world.wait_for_end(accepted)
 
     assert totals.successful == 9
     assert trio.current_time() < limits.LEASE_TTL_S + 20
@@ -322,7 +322,7 @@ async def test_an_outage_during_the_release_of_held_messages_ends_no_actor(
         faults.before["bounce"] = 3
         await trio.sleep(3)
         pollers = world.pollers(supervisor)
-        _, totals = await world.ended(accepted)
+        _, totals = await world.wait_for_end(accepted)
 
     assert pollers == [accepted.run.run_id]
     assert faults.fired["bounce"] == 3

@@ -73,7 +73,7 @@ async def test_a_run_all_of_whose_messages_were_received_is_not_polled_until_it_
     world = _a_billed_world(think_s=30.0)
     async with world.working() as supervisor:
         accepted = await world.submit(urls(5))
-        await world.ended(accepted)
+        await world.wait_for_end(accepted)
         received = _receive_count(world)
         await trio.sleep(RECEIVED_ALL_S)
         pollers = world.pollers(supervisor)
@@ -97,7 +97,7 @@ async def test_tasks_that_are_retried_are_received_when_they_are_due(
         async with each.working():
             began_at = trio.current_time()
             accepted = await each.submit(urls(8), max_attempts=2)
-            _, totals = await each.ended(accepted)
+            _, totals = await each.wait_for_end(accepted)
             took_s.append(trio.current_time() - began_at)
             assert totals.successful == 8
 
@@ -112,7 +112,7 @@ async def test_a_message_that_another_worker_lost_is_received(
     await world.env.queue.receive(accepted.run.run_id, count_max=1, visibility_s=25.0)
     async with world.working():
         began_at = trio.current_time()
-        _, totals = await world.ended(accepted)
+        _, totals = await world.wait_for_end(accepted)
 
     assert totals.successful == 3
     assert trio.current_time() - began_at < 25 + RECEIVED_ALL_S + 2

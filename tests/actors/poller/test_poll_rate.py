@@ -88,7 +88,7 @@ async def test_settles_and_receives_within_a_moment_are_grouped(
 
     async with world.working():
         accepted = await world.submit(urls(400), max_inflight=50)
-        _, totals = await world.ended(accepted)
+        _, totals = await world.wait_for_end(accepted)
 
     assert totals.successful == 400
     assert settle_groups(world) <= 20
@@ -101,7 +101,7 @@ async def test_the_last_settle_is_written_without_waiting_for_others(
     world, _ = a_patient_world(think_s=0.1)
 
     async with world.working():
-        await world.ended(await world.submit(urls(1)))
+        await world.wait_for_end(await world.submit(urls(1)))
 
     assert trio.current_time() < PATIENT.settle_s / 2
 
@@ -112,7 +112,7 @@ async def test_a_job_with_a_cap_of_one_continues_as_soon_as_its_task_has_ended(
     world, _ = a_patient_world(think_s=0.1)
 
     async with world.working():
-        await world.ended(await world.submit(urls(50), max_inflight=1))
+        await world.wait_for_end(await world.submit(urls(50), max_inflight=1))
 
     assert trio.current_time() < 50 * 0.1 * 1.5
 
@@ -162,7 +162,7 @@ async def test_an_empty_queue_is_polled_with_one_lease(autojump_clock: MockClock
         accepted = await world.submit(urls(10), max_inflight=40)
         await trio.sleep(30)
         idle = coordinator.counts[-5:]
-        _, totals = await world.ended(accepted)
+        _, totals = await world.wait_for_end(accepted)
 
     assert coordinator.counts[0] == 40
     assert idle == [1] * 5

@@ -25,7 +25,7 @@ async def test_no_more_tasks_of_a_job_are_in_flight_than_its_cap(autojump_clock:
 
     async with world.working():
         accepted = await world.submit(urls(100), max_inflight=7)
-        await world.ended(accepted)
+        await world.wait_for_end(accepted)
 
     assert world.gateway.inflight_max == 7
 
@@ -38,8 +38,8 @@ async def test_no_more_tasks_are_in_flight_in_a_process_than_it_has_slots(
     async with world.working():
         first = await world.submit(urls(60, "a.example.com"))
         second = await world.submit(urls(60, "b.example.com"))
-        await world.ended(first)
-        await world.ended(second)
+        await world.wait_for_end(first)
+        await world.wait_for_end(second)
 
     assert world.gateway.inflight_max == 10
 
@@ -49,7 +49,7 @@ async def test_a_message_is_received_once_when_nothing_fails(autojump_clock: Moc
 
     async with world.working():
         accepted = await world.submit(urls(500), max_inflight=5)
-        await world.ended(accepted)
+        await world.wait_for_end(accepted)
 
     registry = world.metrics.registry
     assert registry.get_sample_value("conveyor_queue_messages_delivered_total") == 500
@@ -72,7 +72,7 @@ async def test_a_paused_run_fetches_nothing_new_until_it_is_resumed(
         assert await world.engine.coordinator.count(accepted.run.run_id) == 0
 
         await runs.set_pause(world.env, CALLER, accepted.job.job_id, PauseState.ACTIVE)
-        _, totals = await world.ended(accepted)
+        _, totals = await world.wait_for_end(accepted)
 
     assert totals.successful == 50
     assert set(world.gateway.calls.values()) == {1}
@@ -89,7 +89,7 @@ async def test_a_small_job_takes_at_most_twice_its_time_beside_a_large_one(
         await trio.sleep(5.5)
         started_at = trio.current_time()
         small = await world.submit(urls(5, "small.example.com"), caller=CallerId("another"))
-        await world.ended(small)
+        await world.wait_for_end(small)
         seconds = trio.current_time() - started_at
 
     assert seconds <= 2 * small_alone_s
@@ -106,7 +106,7 @@ async def test_a_lease_that_is_idle_at_every_heartbeat_does_not_age_out(
 
     async with world.working():
         accepted = await world.submit(urls(12), max_inflight=1)
-        await world.ended(accepted, within_s=900)
+        await world.wait_for_end(accepted, within_s=900)
 
     assert set(world.gateway.calls.values()) == {1}
 
@@ -165,7 +165,7 @@ async def test_a_poller_whose_queue_and_run_cannot_be_read_tries_again(
         await world.engine.queue.close_run(accepted.run.run_id)
         faults.before["read"] = 3
         await trio.sleep(30)
-        run, _ = await world.ended(accepted)
+        run, _ = await world.wait_for_end(accepted)
 
     assert faults.fired["read"] == 3
     assert run.status is RunStatus.COMPLETED
@@ -286,7 +286,7 @@ async def test_a_poller_that_has_ended_leaves_nothing_in_memory(autojump_clock: 
     try:
         async with world.working():
             for _ in range(3):
-                await world.ended(await world.submit(urls(5)))
+                await world.wait_for_end(await world.submit(urls(5)))
         states = [state for state in gc.get_objects() if isinstance(state, PollerState)]
     finally:
         gc.enable()

@@ -27,7 +27,7 @@ Signal = tuple[str, JobId, RunId]
 class SignalRecorder:
     """Records the signals that a worker receives."""
 
-    heard: list[Signal] = field(default_factory=list)
+    signals: list[Signal] = field(default_factory=list)
     something: trio.Event = field(default_factory=trio.Event)
 
     async def run_changed(self, job_id: JobId, run_id: RunId, tasks: int = 0) -> None:
@@ -41,13 +41,13 @@ class SignalRecorder:
         return TeardownResult()
 
     def _note(self, word: str, job_id: JobId, run_id: RunId) -> None:
-        self.heard.append((word, job_id, run_id))
+        self.signals.append((word, job_id, run_id))
         self.something.set()
         self.something = trio.Event()
 
     async def wait_for(self, *expected: Signal) -> None:
         with trio.fail_after(10):
-            while not set(expected) <= set(self.heard):
+            while not set(expected) <= set(self.signals):
                 await self.something.wait()
 
 
@@ -126,22 +126,24 @@ async def test_a_worker_receives_its_own_signal_once(url: str) -> None:
         await process.signals.run_changed(JOB, RUN)
         await other.wait_for(("changed", JOB, RUN))
 
-    assert one.heard == [("changed", JOB, RUN)]
-    assert other.heard == [("changed", JOB, RUN)]
+    assert one.signals == [("changed", JOB, RUN)]
+    assert other.signals == [("changed", JOB, RUN)]
 
 
 @pytest.mark.parametrize("has_worker", [False, True])
 async def test_a_new_list_is_signalled_to_the_local_worker_or_else_to_the_control_queue(
     redis: str, has_worker: bool
 ) -> None:
-    here, rung = SignalRecorder(), SignalRecorder()
+    here, control_queue = SignalRecorder(), SignalRecorder()
     async with open_link(redis) as link:
-        process = _process(link, a_space(), "me", here if has_worker else None, control_queue=rung)
+        process = _process(
+            link, a_space(), "me", here if has_worker else None, control_queue=control_queue
+        )
 
         await process.signals.batch_opened(JOB, RUN)
 
-    assert here.heard == ([("opened", JOB, RUN)] if has_worker else [])
-    assert rung.heard == ([] if has_worker else [("opened", JOB, RUN)])
+    assert here.signals == ([("opened", JOB, RUN)] if has_worker else [])
+    assert control_queue.signals == ([] if has_worker else [("opened", JOB, RUN)])
 
 
 async def test_a_teardown_ends_when_the_last_lease_of_the_run_is_released(url: str) -> None:
@@ -181,7 +183,7 @@ async def test_signals_can_be_sent_while_the_server_is_unavailable() -> None:
 
         await process.signals.run_changed(JOB, RUN)
 
-    assert ear.heard == [("changed", JOB, RUN)]
+    assert ear.signals == [("changed", JOB, RUN)]
 
 
 @pytest.mark.slow

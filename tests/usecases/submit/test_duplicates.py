@@ -51,7 +51,7 @@ async def test_duplicates_are_fetched_once_and_name_their_original(
 
     async with world.working():
         accepted = await world.submit(LIST, dedup=True)
-        run, totals = await world.ended(accepted)
+        run, totals = await world.wait_for_end(accepted)
 
     tasks = by_index(await world.tasks(accepted))
     first, second = tasks[0].task_id, tasks[1].task_id
@@ -71,7 +71,7 @@ async def test_without_dedup_every_line_is_fetched(autojump_clock: MockClock) ->
 
     async with world.working():
         accepted = await world.submit(LIST)
-        await world.ended(accepted)
+        await world.wait_for_end(accepted)
 
     assert world.gateway.calls.total() == len(LIST)
     assert all(task.duplicate_of is None for task in await world.tasks(accepted))
@@ -84,7 +84,7 @@ async def test_duplicates_fail_as_their_original_after_its_last_attempt(
 
     async with world.working():
         accepted = await world.submit(LIST, dedup=True, max_attempts=3)
-        run, totals = await world.ended(accepted)
+        run, totals = await world.wait_for_end(accepted)
 
     tasks = by_index(await world.tasks(accepted))
     assert world.gateway.calls == {A: 3, B: 3}
@@ -103,7 +103,7 @@ async def test_a_rerun_of_a_stopped_run_shares_fetches_again(autojump_clock: Moc
         accepted = await world.submit(LIST, dedup=True, max_attempts=9)
         await trio.sleep(0.3)
         await runs.stop(world.env, CALLER, accepted.job.job_id)
-        run, totals = await world.ended(accepted)
+        run, totals = await world.wait_for_end(accepted)
         assert (run.status, world.gateway.calls) == (RunStatus.STOPPED, {A: 1, B: 1})
         assert totals.done < len(LIST)
 
@@ -115,7 +115,7 @@ async def test_a_rerun_of_a_stopped_run_shares_fetches_again(autojump_clock: Moc
             run_id=RunId(world.env.new_id()),
             retry=query,
         )
-        run, totals = await world.ended(again)
+        run, totals = await world.wait_for_end(again)
 
     assert (totals.successful, run.total) == (len(LIST), len(LIST))
     assert world.gateway.calls == {A: 3, B: 1}  # The page of B is inherited, also by its duplicate.
@@ -136,7 +136,7 @@ async def test_a_duplicate_has_no_cost_and_uses_no_turn_at_its_host(
         accepted = await world.submit(
             [A] * 40, dedup=True, budget=BudgetCap(Unit.CREDITS, 5), host_limits=limits
         )
-        _, totals = await world.ended(accepted, within_s=10)
+        _, totals = await world.wait_for_end(accepted, within_s=10)
 
     assert (totals.successful, world.gateway.calls) == (40, {A: 1})
 
@@ -148,7 +148,7 @@ async def test_a_duplicate_waits_while_its_original_is_retried(autojump_clock: M
     world = make_world(script=script)
     async with world.working():
         accepted = await world.submit([A, A, A], dedup=True, max_attempts=5)
-        _, totals = await world.ended(accepted)
+        _, totals = await world.wait_for_end(accepted)
 
     tasks = by_index(await world.tasks(accepted))
     assert (totals.successful, totals.retrying, world.gateway.calls) == (3, 0, {A: 4})
@@ -181,7 +181,7 @@ async def test_tasks_with_other_headers_or_bodies_or_of_other_lists_are_no_dupli
             is_last=True,
             batch_id=BatchId("another"),
         )
-        await world.ended(accepted)
+        await world.wait_for_end(accepted)
 
     tasks = by_index(await world.tasks(accepted))
     shared = {task.index: task.duplicate_of for task in tasks if task.duplicate_of}
@@ -199,7 +199,7 @@ async def test_an_interrupted_ingest_chooses_the_same_originals(autojump_clock: 
     for each in (plain, world):
         async with each.working():
             accepted = await each.submit(LIST * 3, dedup=True)
-            await each.ended(accepted)
+            await each.wait_for_end(accepted)
         tasks = by_index(await each.tasks(accepted))
         ended.append([ids_of(tasks).get(task.duplicate_of) for task in tasks])
 
@@ -218,7 +218,7 @@ async def test_an_original_whose_message_is_lost_is_sent_again(autojump_clock: M
             await world.env.queue.ack([message])
 
     async with world.working():
-        run, totals = await world.ended(accepted)
+        run, totals = await world.wait_for_end(accepted)
 
     assert run.status is RunStatus.COMPLETED
     assert (totals.successful, world.gateway.calls) == (3, {A: 1})

@@ -49,19 +49,19 @@ class CallRecorder:
     def __init__(self, client: AwsClient, service: str) -> None:
         self.client = client
         self.service = service
-        self.heard: list[Any] = []
+        self.outcomes: list[Any] = []
 
     async def __call__(self, operation: str, **params: Any) -> dict[str, Any]:
         try:
             answer = await self.client.call(self.service, operation, params)
         except AwsError as error:
-            self.heard.append((operation, error.code, error.status, error.reasons))
+            self.outcomes.append((operation, error.code, error.status, error.reasons))
             return {}
         except (BlobMissing, QueueGone, Unavailable) as error:
-            self.heard.append((operation, type(error).__name__))
+            self.outcomes.append((operation, type(error).__name__))
             return {}
         rest = {key: value for key, value in answer.items() if key not in ECHOES}
-        self.heard.append((operation, without_volatile(rest)))
+        self.outcomes.append((operation, without_volatile(rest)))
         return answer
 
 
@@ -113,7 +113,7 @@ def row(number: int, **more: Any) -> dict[str, Any]:
 async def test_both_transports_return_the_same_answers_of_dynamodb(
     clients: dict[str, RetryingAwsClient],
 ) -> None:
-    heard = {}
+    outcomes = {}
     for name, client in clients.items():
         table = await a_table(clients["boto"])
         do = CallRecorder(client, "dynamodb")
@@ -162,17 +162,17 @@ async def test_both_transports_return_the_same_answers_of_dynamodb(
         await do("TransactWriteItems", TransactItems=[put, refused])
         await do("DeleteItem", TableName=table, Key=row(3), ReturnValues="ALL_OLD")
         await do("GetItem", TableName="no-such-table", Key=row(1))
-        heard[name] = do.heard
+        outcomes[name] = do.outcomes
 
-    assert heard["lean"] == heard["boto"]
-    assert len(heard["lean"]) == 13
+    assert outcomes["lean"] == outcomes["boto"]
+    assert len(outcomes["lean"]) == 13
 
 
 @over("sqs")
 async def test_both_transports_return_the_same_answers_of_sqs(
     clients: dict[str, RetryingAwsClient],
 ) -> None:
-    heard = {}
+    outcomes = {}
     for name, client in clients.items():
         do = CallRecorder(client, "sqs")
         url = (await do("CreateQueue", QueueName=f"queue-{next(NUMBERS)}"))["QueueUrl"]
@@ -195,10 +195,10 @@ async def test_both_transports_return_the_same_answers_of_sqs(
         await do("DeleteQueue", QueueUrl=url)
         await do("ReceiveMessage", QueueUrl=url)
         await do("GetQueueUrl", QueueName="no-such-queue")
-        heard[name] = do.heard
+        outcomes[name] = do.outcomes
 
-    assert heard["lean"] == heard["boto"]
-    assert heard["lean"][-1] == ("GetQueueUrl", "QueueGone")
+    assert outcomes["lean"] == outcomes["boto"]
+    assert outcomes["lean"][-1] == ("GetQueueUrl", "QueueGone")
 
 
 async def a_bucket(client: AwsClient) -> str:
@@ -219,7 +219,7 @@ async def pieces_of(data: bytes) -> AsyncIterator[bytes]:
 async def test_both_transports_return_the_same_answers_of_s3(
     clients: dict[str, RetryingAwsClient],
 ) -> None:
-    heard = {}
+    outcomes = {}
     for name, client in clients.items():
         bucket = await a_bucket(clients["boto"])
         do = CallRecorder(client, "s3")
@@ -250,9 +250,9 @@ async def test_both_transports_return_the_same_answers_of_s3(
         doomed = [{"Key": key} for key in (*KEYS, "once", "packed")]
         await do("DeleteObjects", Bucket=bucket, Delete={"Objects": doomed, "Quiet": True})
         await do("ListObjectsV2", Bucket=bucket)
-        heard[name] = do.heard
+        outcomes[name] = do.outcomes
 
-    assert heard["lean"] == heard["boto"]
+    assert outcomes["lean"] == outcomes["boto"]
 
 
 async def upload_in_parts(do: CallRecorder, bucket: str) -> None:
