@@ -7,7 +7,7 @@ read from rows and stored bodies, and what it changes is one guarded change.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from enum import Enum
@@ -79,13 +79,6 @@ _OTHER_WRITES = 18
 _LOOKUP = 200
 # What a process remembers of one crawl: links to known pages need no read of the store.
 _SEEN_MAX = 50_000
-# How long a process works on one crawl before it is due again, and how long while others wait. Each
-# turn costs two writes.
-_TURN_S, _SHARED_TURN_S = 10.0, 2.0
-# When a crawl whose pages are being fetched is due again, if it has left its turn to others.
-_REST_S = 1.0
-# How long a cancelled crawler may take to hand over its crawl.
-_HAND_OVER_S = 2.0
 
 log = logging.getLogger(__name__)
 
@@ -121,13 +114,6 @@ class CrawlMemory:
         self.seen.update(dict.fromkeys(task_ids))
         while len(self.seen) > _SEEN_MAX:
             del self.seen[next(iter(self.seen))]
-
-
-@dataclass(slots=True)
-class CrawlQueue:
-    """What a crawl knows of those that are not worked on: whether any is due."""
-
-    others_wait: bool = False
 
 
 # Requests.
@@ -228,76 +214,21 @@ async def due(env: Context, *, limit: int) -> list[Crawl]:
     return await env.store.find(DueCrawls(due_by=env.now(), limit=limit))
 
 
-async def work_on(
-    env: Context, crawl: Crawl, memory: CrawlMemory, queue: CrawlQueue, *, idle_s: float
-) -> None:
-    """Advances a crawl for a turn. Then it is due again, here or in another process. While others
-    wait, the turn is short, and it ends when nothing can be read."""
-    began_at = env.clock.steady()
-    due_in_s = 0.0
-
-    def is_over() -> bool:
-        turn_s = _SHARED_TURN_S if queue.others_wait else _TURN_S
-        return env.clock.steady() >= began_at + turn_s
-
-    try:
-        while not is_over():
-            claimed = await _claim(env, crawl, env.now() + limits.CRAWL_CLAIM_S)
-            if claimed is None:
-                return
-            crawl = claimed
-            crawl, outcome = await _advance_until_idle(env, crawl, memory, is_over)
-            if outcome in {Advance.LOST, Advance.DONE}:
-                return
-            if outcome is Advance.IDLE and queue.others_wait:
-                due_in_s = _REST_S
-                break
-            if outcome is Advance.IDLE:
-                await _wait_for_pages(env, crawl, memory, queue, idle_s=idle_s)
-        await _claim(env, crawl, env.now() + due_in_s)
-    except trio.Cancelled:
-        with trio.move_on_after(_HAND_OVER_S, shield=True):
-            await _hand_over(env, crawl)
-        raise
+async def has_news(env: Context, crawl: Crawl, memory: CrawlMemory) -> bool:
+    """Returns whether a task has ended since nothing could be read, or the run takes no lists any
+    more: the next look would find nothing else."""
+    run = await env.store.read(RunKey(crawl.job_id, crawl.run_id))
+    if run is None or not accepts_lists(run):
+        return True
+    return (await totals_of(env, run)).done != memory.ended_at_rest
 
 
-async def _advance_until_idle(
-    env: Context, crawl: Crawl, memory: CrawlMemory, is_over: Callable[[], bool]
-) -> tuple[Crawl, Advance]:
-    while True:
-        outcome, current = await advance(env, crawl, memory)
-        crawl = current or crawl
-        if outcome is not Advance.ADVANCED or is_over():
-            return crawl, outcome
-
-
-async def _wait_for_pages(
-    env: Context, crawl: Crawl, memory: CrawlMemory, queue: CrawlQueue, *, idle_s: float
-) -> None:
-    """Waits until another task has ended, well within the claim: the next look would find nothing
-    else. Ends early if another crawl waits for a turn."""
-    until_s = env.clock.steady() + limits.CRAWL_CLAIM_S / 3
-    await trio.sleep(idle_s)
-    while env.clock.steady() < until_s and not queue.others_wait:
-        run = await env.store.read(RunKey(crawl.job_id, crawl.run_id))
-        if run is None or not accepts_lists(run):
-            return
-        if (await totals_of(env, run)).done != memory.ended_at_rest:
-            return
-        await trio.sleep(idle_s)
-
-
-async def _claim(env: Context, crawl: Crawl, due_at: float) -> Crawl | None:
+async def claim(env: Context, crawl: Crawl, *, due_in_s: float) -> Crawl | None:
+    """Makes a crawl due later. Returns None if another process has it."""
     if crawl.status not in CRAWL_LIVE:
         return crawl
-    return await _apply(env, frontier.claim(crawl, due_at=due_at, now=env.now()))
-
-
-async def _hand_over(env: Context, crawl: Crawl) -> None:
-    try:
-        await _claim(env, crawl, env.now())
-    except Unavailable:
-        return  # The claim lapses.
+    now = env.now()
+    return await _apply(env, frontier.claim(crawl, due_at=now + due_in_s, now=now))
 
 
 async def give_up(env: Context, crawl: Crawl) -> None:
