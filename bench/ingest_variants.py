@@ -83,7 +83,7 @@ def bare(count: int, folder: Path) -> Ingested:
 def _row(name: str, shard: int, number: int, now: float) -> tuple[object, ...]:
     nothing = (None, None, None, None)
     head = (RUN, name, shard, FIRST_BATCH, number, url_of(number), "pending", now, now, "GET")
-    return (*head, *nothing, 0, 0.0, 0, 0, None, *nothing[:3], "[]", 0, 0, None)
+    return (*head, *nothing, 0, 0.0, 0, 0, None, *nothing[:3], "[]", 0, 0, None, None)
 
 
 async def conveyor(count: int, folder: Path) -> Ingested:
