@@ -514,9 +514,17 @@ async def _rules_of(
     ended = [task for task in tasks.values() if task.status in TASK_TERMINAL]
     bodies = await _bodies(env, ended)
     rules |= {ids[task_id]: None for task_id in tasks}
-    known = {ids[task.task_id]: _rules_from(task, bodies.get(task.task_id)) for task in ended}
-    memory.robots |= known
-    return rules | known
+    if ended:
+        # In the executor: a large file takes longer to read than a heartbeat can wait.
+        known = await env.executor.run(partial(_read_rules, ended, bodies))
+        known_rules = {ids[task_id]: of_origin for task_id, of_origin in known.items()}
+        memory.robots |= known_rules
+        rules |= known_rules
+    return rules
+
+
+def _read_rules(tasks: Sequence[Task], bodies: Mapping[TaskId, bytes]) -> dict[TaskId, RobotsRules]:
+    return {task.task_id: _rules_from(task, bodies.get(task.task_id)) for task in tasks}
 
 
 def _rules_from(task: Task, body: bytes | None) -> RobotsRules:
