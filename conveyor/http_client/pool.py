@@ -29,6 +29,7 @@ import trio
 
 from conveyor.domain.submit.target import BadUrl, Target, TargetPolicy, join, parse_url
 from conveyor.http_client.connection_limits import ConnectionLimits, OriginPool, PoolLimits
+from conveyor.http_client.cookies import Cookies
 from conveyor.http_client.errors import BadRedirect, BadResponse, ConnectionLost
 from conveyor.http_client.exchange import (
     DeadlineTimer,
@@ -358,6 +359,8 @@ async def fetch_following(pool: HttpPool, request: Request) -> Followed:
     Raises BadRedirect and every error of the pool.
     """
     deadline = trio.current_time() + request.deadline_s
+    cookies: Cookies | None = None
+    plain = request  # Without the cookies of the chain.
     for _ in range(REDIRECTS_MAX + 1):
         response = await pool.fetch(request)
         location = response.header(b"location")
@@ -368,11 +371,15 @@ async def fetch_following(pool: HttpPool, request: Request) -> Followed:
         target = join(request.target, location)
         if isinstance(target, BadUrl):
             raise BadRedirect("the redirect leads to something that is not a web address")
+        cookies = cookies or Cookies()
+        cookies.remember(request.target, response)
         # `join` has parsed the address strictly, and the pool resolves and checks it before it
         # connects. So a redirect cannot reach an address that the first URL could not.
-        request = next_request(
-            request, target, response.status, deadline_s=deadline - trio.current_time()
+        plain = next_request(
+            plain, target, response.status, deadline_s=deadline - trio.current_time()
         )
+        headers = cookies.add_to(plain.headers, target)
+        request = msgspec.structs.replace(plain, headers=headers)
     raise BadRedirect(f"more than {REDIRECTS_MAX} redirects")
 
 

@@ -1,9 +1,9 @@
 """DirectGateway: fetches pages itself, and checks every redirect
 (docs/engines.md, Gateways).
 
-Callers share nothing: no cookie, no credential, no cache of answers. `http_client.pool` checks
-each redirect like the first URL, and sends the caller's headers and body only to the origin that
-they were meant for.
+Fetches share nothing: no cookie, no credential, no cache of answers. `http_client.pool` checks each
+redirect like the first URL, and sends the caller's headers and body only to the origin that they
+were meant for. A cookie lasts as long as its chain of redirects.
 """
 
 from __future__ import annotations
