@@ -39,7 +39,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def content_type(self) -> str:
-        return plausible_content_type(self.header("content-type"))
+        return plausible_content_type(self.header("content-type"), self.body)
 
 
 class RenderReport(msgspec.Struct, frozen=True, kw_only=True):

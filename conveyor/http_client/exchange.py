@@ -23,6 +23,7 @@ import msgspec
 import trio
 
 from conveyor.domain import limits
+from conveyor.domain.submit.charset import looks_like_html
 from conveyor.domain.submit.target import Target
 from conveyor.http_client.connection_limits import Rate
 from conveyor.http_client.errors import (
@@ -107,11 +108,14 @@ class Response(msgspec.Struct, frozen=True):
 
     @property
     def content_type(self) -> str:
-        return plausible_content_type(self.header(b"content-type"))
+        return plausible_content_type(self.header(b"content-type"), self.body)
 
 
-def plausible_content_type(stated: str | None) -> str:
-    """Returns the content type that a site states, or octet-stream if it is not plausible."""
+def plausible_content_type(stated: str | None, body: bytes) -> str:
+    """Returns the content type that a site states, or octet-stream if it is not plausible. If it
+    states none, a body that begins like HTML is HTML."""
+    if not stated and looks_like_html(body):
+        return "text/html"
     # The type is stored and sent to callers, so control characters and long texts are refused.
     text = stated or ""
     is_plausible = text.isascii() and text.isprintable() and 0 < len(text) <= 256

@@ -1,4 +1,4 @@
-"""Charsets: reads the text of a page (docs/content.md).
+"""Charsets: reads the text of a page (docs/content.md), and tells HTML that has no type.
 
 A page may name any codec of Python as its charset. Some of them are no charsets: base64 and zlib
 expand what they decode, and idna, punycode and undefined raise instead of replacing what they
@@ -19,6 +19,18 @@ _MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
 _NO_CHARSETS = frozenset({"idna", "punycode", "unicode_escape", "raw_unicode_escape", "undefined"})
+# The start of a page after a byte order mark, an XML declaration and comments. The groups never go
+# back, so a hostile start takes time in proportion to its length.
+_HTML_START = re.compile(
+    rb"(?>\xef\xbb\xbf)?(?>\s+|<!--(?>.*?-->)|<\?xml(?>[^>]*>))*+<(?:!doctype\s+html|html|head)\b",
+    re.IGNORECASE | re.DOTALL,
+)
+_START_BYTES = 2048
+
+
+def looks_like_html(body: bytes) -> bool:
+    """Whether an answer without a type is a page, as it is for a browser."""
+    return _HTML_START.match(body, 0, _START_BYTES) is not None
 
 
 def decode_page(body: bytes, content_type: str) -> str:

@@ -16,7 +16,7 @@ from urllib.parse import urljoin
 import msgspec
 
 from conveyor.domain.errors import ConveyorError
-from conveyor.domain.submit.charset import decode_page
+from conveyor.domain.submit.charset import decode_page, looks_like_html
 from conveyor.domain.submit.scraper_params import (
     find_extracting,
     read_extractor,
@@ -70,7 +70,7 @@ class Document(msgspec.Struct, frozen=True):
 def make_document(source: Source) -> Document:
     """Raises NotExtracted."""
     kind = source.content_type.partition(";")[0].strip().lower()
-    if kind not in _HTML_TYPES and not _looks_like_html(source.body):
+    if kind not in _HTML_TYPES and not looks_like_html(source.body):
         raise NotExtracted("not_html", "the page is no HTML, so nothing can be extracted from it")
     text = decode_page(source.body, source.content_type).replace("\x00", "")
     params = source.params
@@ -98,12 +98,6 @@ def _bounded(content_type: str, body: bytes, source: Source) -> Document:
     if len(body) > source.bytes_max:
         raise NotExtracted("too_large", f"the result has more than {source.bytes_max} bytes")
     return Document(content_type, body)
-
-
-def _looks_like_html(body: bytes) -> bool:
-    return (
-        body[:1024].lstrip(b"\xef\xbb\xbf \t\r\n").lower().startswith((b"<!doctype html", b"<html"))
-    )
 
 
 def parse(text: str) -> Any:

@@ -32,7 +32,7 @@ from importlib.resources import files
 import msgspec
 
 from conveyor.domain.model import FailureReason
-from conveyor.domain.submit.charset import decode_page
+from conveyor.domain.submit.charset import decode_page, looks_like_html
 from conveyor.ports.gateway import Page
 
 # What is read of a page. No rule is about larger pages.
@@ -264,7 +264,7 @@ class PageFacts:
         if kind not in _HTML_TYPES:
             # Some sites do not name a type. A browser shows such an answer as a page too.
             is_unnamed = not kind or ("content-type" not in headers and kind == _UNKNOWN_TYPE)
-            return is_unnamed and start.startswith((b"<!doctype html", b"<html", b"<head"))
+            return is_unnamed and looks_like_html(self.page.body)
         if start.startswith(b"<?xml"):
             start = _XML_DECLARATION.sub(b"", start, count=1)
         return bool(start) and not start.startswith(_DATA_STARTS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conveyor.domain.submit.charset import decode_page, find_charset
+from conveyor.domain.submit.charset import decode_page, find_charset, looks_like_html
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,36 @@ def test_a_python_codec_that_is_no_charset_is_not_used(name: str) -> None:
 
     assert find_charset(body, "text/html") is None
     assert decode_page(body, "text/html").endswith("\ufffd")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"<!doctype html><title>x</title>",
+        b"\xef\xbb\xbf\r\n <HTML lang=en>",
+        b"<!-- one --> <!-- <b> --><!DOCTYPE\nHTML>",
+        b'<?xml version="1.0"?><html xmlns="http://www.w3.org/1999/xhtml">',
+        b"<head><title>x</title></head>",
+    ],
+)
+def test_a_body_that_begins_like_html_is_recognised(body: bytes) -> None:
+    assert looks_like_html(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"page",
+        b'{"html": "<html>"}',
+        b"<header>",
+        b"<!-- <html>",
+        b"<?xml version='1.0'?><urlset>",
+        b"text <html>",
+        b"<!-- -->" * 10_000 + b"<html>",
+        b"<!--" * 10_000,
+        b"\xff\xd8\xff\xe0",
+    ],
+)
+def test_another_body_is_not_recognised_as_html(body: bytes) -> None:
+    assert not looks_like_html(body)

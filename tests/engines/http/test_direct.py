@@ -44,6 +44,18 @@ async def test_an_implausible_content_type_becomes_application_octet_stream(
     assert outcome.content_type == "application/octet-stream"
 
 
+@pytest.mark.parametrize("headers", [{}, {"Content-Type": ""}])
+async def test_html_without_a_content_type_is_html(
+    gateway: DirectGateway, headers: dict[str, str]
+) -> None:
+    answer = reply(b"\n<!-- shop --><!DOCTYPE html><p>hello", headers=headers)
+    async with raw_server(answering(answer)) as server:
+        outcome = await gateway.scrape(a_request(server.url()))
+
+    assert isinstance(outcome, Scraped)
+    assert outcome.content_type == "text/html"
+
+
 async def test_a_post_is_sent_with_its_body_and_content_type(gateway: DirectGateway) -> None:
     async with raw_server(answering(reply(b"ok"))) as server:
         await gateway.scrape(
