@@ -124,6 +124,32 @@ def test_a_crawl_that_is_done_says_so(site: TrapSite, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("option", "path", "words"),
+    [
+        ("--crawl", "/forbidden/x", "could not be fetched: robots.txt forbids this page"),
+        ("--sitemap", "/p/3", "/p/3 is no sitemap."),
+        ("--sitemap", "/missing/0", "could not be fetched: the target answered with status 404"),
+    ],
+)
+def test_a_start_that_leads_nowhere_is_named(
+    site: TrapSite, tmp_path: Path, option: str, path: str, words: str
+) -> None:
+    ended = scrape(tmp_path / "x", option, f"{site.url}{path}", "--max-pages", "9")
+
+    assert ended.returncode == 1, ended.stderr
+    assert words in ended.stderr
+    assert "nothing was left to fetch" not in ended.stderr
+    if option == "--crawl":
+        assert (
+            f"--crawl {site.url}{path} --max-pages 9 --retry-failed --ignore-robots" in ended.stderr
+        )
+        again = scrape(
+            tmp_path / "x", option, f"{site.url}{path}", "--retry-failed", "--ignore-robots"
+        )
+        assert "3 pages: 3 successful" in again.stderr
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--depth", "2", "http://x.example/"], "--depth is for --crawl"),

@@ -590,8 +590,11 @@ def _budget(settings: Settings, value: str | None) -> Any:
 
 
 def _command(arguments: dict[str, Any]) -> str:
-    """Returns the command that names the same folder, which remembers its list."""
+    """Returns the command that names the same folder, which remembers its list but no crawl."""
     words = ["conveyor", "scrape", "-o", str(arguments["output"])]
-    if arguments["data_dir"] is not None:
-        words += ["--data-dir", str(arguments["data_dir"])]
+    is_crawl = arguments["crawl"] is not None or arguments["sitemap"] is not None
+    for name in ("data_dir", "crawl", "sitemap", "depth", *(("max_pages",) if is_crawl else ())):
+        if arguments[name] is not None:
+            words += [f"--{name.replace('_', '-')}", str(arguments[name])]
+    words += [word for pattern in arguments["match"] for word in ("--match", pattern)]
     return shlex.join(words)

@@ -17,9 +17,10 @@ from conveyor.cli.scrape.display import Display, counted
 from conveyor.cli.scrape.folder import LIST_NAME
 from conveyor.cli.scrape.inputs import PageList, hosts_of
 from conveyor.cli.scrape.pages import Page, PageStatus, ResultLine
-from conveyor.cli.scrape.run import Ended, Order, run_order
+from conveyor.cli.scrape.run import EXIT_SOME_FAILED, Ended, Order, run_order
 from conveyor.domain.crawl.links import Reading, read_page, read_sitemap
 from conveyor.domain.crawl.urls import LinkFilter, host_in, normalize, site_of
+from conveyor.domain.submit.charset import looks_like_html
 
 # Reading so many pages for links takes long enough to say so.
 SHOWN_UNREAD = 200
@@ -48,6 +49,8 @@ class Frontier:
     sitemaps: set[str] = field(default_factory=set)
     readings: dict[str, Reading] = field(default_factory=dict)
     is_cut: bool = False  #: There are more pages than a crawl may have.
+    starts: frozenset[str] = frozenset()
+    problems: list[str] = field(default_factory=list)  #: Why a start leads to no page.
 
     def begin(self) -> None:
         for text in (self.options.start, self.options.sitemap):
@@ -56,6 +59,7 @@ class Frontier:
                 raise click.UsageError(f"{text} is no http or https URL.")
             if url is not None:
                 self.depths[url] = 0
+        self.starts = frozenset(self.depths)
         if self.options.sitemap is not None:
             self.sitemaps.add(normalize(self.options.sitemap) or "")
 
@@ -88,10 +92,14 @@ class Frontier:
 
     def _read(self, line: ResultLine) -> Reading:
         if line.status != PageStatus.SUCCESSFUL or line.file is None:
-            return Reading()
+            return self._no_start(line, f"could not be fetched: {line.detail}")
         body = (self.order.folder / line.file).read_bytes()
         if line.url in self.sitemaps:
-            return read_sitemap(line.url, body, self._filter())
+            reading = read_sitemap(line.url, body, self._filter())
+            if reading.links or reading.sitemaps:
+                return reading
+            is_page = looks_like_html(body)
+            return self._no_start(line, "is no sitemap" if is_page else "lists no page of its site")
         is_linked = self.options.start is not None
         if not is_linked:
             return Reading()
@@ -104,9 +112,16 @@ class Frontier:
             is_markdown=False,
             follows_canonical=True,
         )
+        if reading.moved_to == "":
+            return self._no_start(line, f"leads to another site: {line.final_url}")
         return msgspec.structs.replace(
             reading, links=tuple(link for link in reading.links if self._matches(link))
         )
+
+    def _no_start(self, line: ResultLine, why: str) -> Reading:
+        if line.url in self.starts:
+            self.problems.append(f"{line.url} {why}")
+        return Reading()
 
     def _filter(self) -> LinkFilter:
         return LinkFilter(site_of(host_in(next(iter(self.depths)))))
@@ -137,4 +152,6 @@ def run_crawl(order: Order, options: CrawlOptions, display: Display, started_at:
             ended = run_order(order, display, started_at)
             if frontier.is_cut:
                 display.say(f"There are more pages: --max-pages is {options.max_pages:,}.")
-            return ended
+            for problem in frontier.problems:
+                display.say(f"{problem}.")
+            return replace(ended, code=EXIT_SOME_FAILED) if frontier.problems else ended

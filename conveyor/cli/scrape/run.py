@@ -51,7 +51,7 @@ from conveyor.cli.scrape.pages import (
     fingerprint,
     request_key,
 )
-from conveyor.cli.scrape.scraper import Ending, Scraper, Sites
+from conveyor.cli.scrape.scraper import ROBOTS_DISALLOWED, Ending, Progress, Scraper, Sites
 from conveyor.config import Settings
 from conveyor.domain.budget import BudgetCap
 from conveyor.domain.submit.scraper_params import needs_browser
@@ -93,6 +93,7 @@ class Rounds:
     fetched: int = 0
     meter: Meter | None = None
     has_begun: bool = False
+    had_pages: bool = False  #: A round had a page to fetch.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +153,7 @@ def run_order(order: Order, display: Display, started_at: float) -> Ended:
         plan = prepare(folder, order)
         scraper = _scraper(folder, plan, order)
         if plan.pending:
+            order.rounds.had_pages = True
             if plan.is_resumed and not order.rounds.has_begun:
                 left = f"{len(plan.pending):,} of {len(plan.pages):,} pages left"
                 display.say(f"Going on with this list where it stopped: {left}.")
@@ -527,21 +529,25 @@ def report(
         case Ending.REFUSED:
             display.say(f"The gateway refuses the account: {scraper.ending_detail}.")
             display.say(f"It stopped with {done}. The same command goes on from there.")
-        case None if not progress.fetched and not plan.pending:
+        case None if not order.rounds.had_pages:
             size_text = size(progress.size_bytes)
             display.say(f"This list is done: nothing was left to fetch ({size_text} here).")
     for line in summary_lines(progress, seconds, invalid=plan.invalid, duplicates=plan.duplicates):
         display.say(line)
     if progress.failed:
-        _show_failures(folder, progress.failed, order, display)
+        _show_failures(folder, progress, order, display)
     display.say(f"Pages and {LIST_NAME} are in {folder.path}/")
     return EXIT_SOME_FAILED if progress.failed or scraper.ending is not None else 0
 
 
-def _show_failures(folder: Folder, count: int, order: Order, display: Display) -> None:
+def _show_failures(folder: Folder, progress: Progress, order: Order, display: Display) -> None:
+    count = progress.failed
     lines = folder.lines_of(lambda line: line.status == PageStatus.FAILED, FAILURES_SHOWN)
     for line in lines:
         display.say_cut(RED, f"  {line.error}  {line.url}  ({line.detail})")
     if count > len(lines):
         display.say(f"  ... and {count - len(lines):,} more in {LIST_NAME}")
-    display.say(f"Retry them: {order.command} --retry-failed")
+    if progress.failures.keys() == {ROBOTS_DISALLOWED}:
+        display.say(f"Ask no robots.txt: {order.command} --retry-failed --ignore-robots")
+    else:
+        display.say(f"Retry them: {order.command} --retry-failed")

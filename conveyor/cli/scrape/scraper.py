@@ -32,6 +32,7 @@ THROTTLED_MAX = 10
 DEFERRED_S = 1.0
 ROBOTS_ATTEMPTS = 3
 ROBOTS_RETRY_S = 1.0
+ROBOTS_DISALLOWED = "robots_disallowed"
 ROBOTS_UNREACHABLE = "robots_unreachable"
 # Nothing of such a site can be fetched: this says more than that its robots.txt cannot be.
 _NO_SITE = frozenset({"connect_failed", "dns_failed", "forbidden_target", "tls_failed"})
@@ -194,7 +195,7 @@ class Scraper:
         if isinstance(rules, RobotsRules):
             if rules.allows(target.path_and_query):
                 return True
-            error, detail = "robots_disallowed", "robots.txt forbids this page (--ignore-robots)"
+            error, detail = ROBOTS_DISALLOWED, "robots.txt forbids this page (--ignore-robots)"
         else:
             error, detail = rules.error, rules.detail
         self.hosts.forgo(index, now)
