@@ -153,6 +153,8 @@ class AsyncioConnection:
         self, files: Mapping[str, tuple[Call[None], Path]]
     ) -> dict[str, Downloaded | ApiError]:
         """Through a proxy, which the pool does not use, it saves one at a time."""
+        if self._http.is_closed:
+            raise RuntimeError("Cannot send a request, as the client has been closed.")
         if not is_direct(self.base_url, trust_env=self._http.trust_env):
             return {
                 name: await self._save_or_error(call, path) for name, (call, path) in files.items()

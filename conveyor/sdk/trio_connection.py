@@ -109,11 +109,13 @@ class TrioConnection:
         return await self._retrying(lambda: self._bodies.load(call))
 
     async def _save(self, call: Call[None], path: Path) -> Downloaded:
+        self._refuse_if_closed()
         return await self._bodies.save(call, path)
 
     async def _save_all(
         self, files: Mapping[str, tuple[Call[None], Path]]
     ) -> dict[str, Downloaded | ApiError]:
+        self._refuse_if_closed()
         return await self._bodies.save_all(files)
 
     async def _save_large(self, call: Call[None], path: Path) -> Downloaded:
@@ -141,7 +143,13 @@ class TrioConnection:
         except (httpx.TransportError, Damaged) as error:
             raise Unreachable(self.base_url, str(error) or type(error).__name__) from error
 
+    def _refuse_if_closed(self) -> None:
+        # The other clients do so. The pool would connect again, and nobody would close that.
+        if self._http.is_closed:
+            raise RuntimeError("Cannot send a request, as the client has been closed.")
+
     async def _retrying(self, once: Callable[[], Awaitable[T]]) -> T:
+        self._refuse_if_closed()
         return await retrying(self._retry, once)
 
     def _request(self, call: Call[T], key: str) -> Request:

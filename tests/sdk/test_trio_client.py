@@ -30,6 +30,18 @@ def test_the_trio_client_has_the_methods_of_the_synchronous_client() -> None:
     assert _methods(TrioClient) == _methods(Client)
 
 
+async def test_a_client_whose_block_has_ended_sends_nothing(tmp_path: Path) -> None:
+    async with TrioClient("http://127.0.0.1:1", "key") as client:
+        pass
+
+    with pytest.raises(RuntimeError, match="has been closed"):
+        await client.get("job")
+    with pytest.raises(RuntimeError, match="has been closed"):
+        await client.download("job", "task", tmp_path / "page")
+    with pytest.raises(RuntimeError, match="has been closed"):
+        await client.download_all("job", {"task": tmp_path / "page"})
+
+
 @pytest.mark.slow
 async def test_a_job_is_submitted_finished_and_deleted(
     server: str, site: Site, tmp_path: Path

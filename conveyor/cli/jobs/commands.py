@@ -180,7 +180,7 @@ def budget(session: Session, job: str, budget: BudgetInput, as_json: bool) -> No
     A run that waits for its budget continues.
     """
     changed = session.client.set_budget(job, budget)
-    session.answer(changed, f"Job {changed.job_id} has another budget.", as_json=as_json)
+    session.answer(changed, f"Job {changed.job_id} has this budget now.", as_json=as_json)
 
 
 @jobs.command()

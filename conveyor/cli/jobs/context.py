@@ -83,6 +83,10 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
+# What the server answers if the job does not exist or is another caller's.
+NO_JOB = "There is no such job."
+
+
 def sentence(error: SdkError, server: str) -> str:
     """Describes an error and what the user can do about it."""
     if isinstance(error, Unreachable):
@@ -105,7 +109,7 @@ def _refusal(error: ApiError, server: str) -> str:
     match error.status:
         case 401:
             return f"{what} Give one that {server} knows with --api-key or CONVEYOR_API_KEY."
-        case 404:
+        case 404 if what == NO_JOB:
             return f"{what} `conveyor jobs list` shows the jobs of this API key."
         case status if status >= 500 and status != 501:
             return f"{server} cannot do it now: {what} Its log knows more of {error.request_id}."

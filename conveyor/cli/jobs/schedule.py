@@ -104,4 +104,6 @@ def schedule(
     record = session.client.get(job)
     session.answer(record, job_page(record, [], session.out.width), as_json=as_json)
     if record.schedule is None:
-        session.remark("The job has no schedule. --at, --every or --cron gives it one.")
+        session.remark(
+            "The job has no schedule: that is for jobs submitted with --at, --every or --cron."
+        )

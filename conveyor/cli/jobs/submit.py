@@ -128,7 +128,7 @@ def submit(
 
 @click.command()
 @click.argument("job", type=JOB)
-@click.argument("source", metavar="FILE")
+@click.argument("source", metavar="FILE|URL")
 @input_options
 @click.option("--last", is_flag=True, help="Close the job behind this list.")
 @json_option
@@ -136,7 +136,7 @@ def submit(
 def add(
     session: Session, job: str, source: str, last: bool, as_json: bool, **options: Unpack[_Input]
 ) -> None:
-    """Add the URLs in FILE to an open job.
+    """Add a URL, or the URLs in FILE, to an open job.
 
     FILE is text with one URL per line, CSV or NDJSON; - means standard input.
     """

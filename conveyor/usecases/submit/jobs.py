@@ -366,7 +366,9 @@ def _refuse_scheduled(job: Job) -> None:
 
 def _refuse_unless_open(job: Job, run: Run) -> None:
     if run.last_batch_received and job.status is JobStatus.CLOSED and run.sequence == 1:
-        raise Conflict("The last batch of this job was received.", code="last_batch_received")
+        raise Conflict(
+            "The job is closed: its last batch was received.", code="last_batch_received"
+        )
     if job.status is not JobStatus.OPEN:
         raise Conflict("The job is closed: it takes no more tasks.", code="job_not_open")
     if not lifecycle.accepts_lists(run):

@@ -75,6 +75,16 @@ def test_a_budget_that_cannot_be_read_is_refused(caller: Program, site: Site, te
     assert "is not credits=N or cost=N.NN" in ended.err
 
 
+def test_what_a_job_lacks_is_named(caller: Program, site: Site) -> None:
+    job_id = submit(caller, site, 0)
+
+    webhook = caller.run("jobs", "webhook", job_id)
+    closed = caller.run("jobs", "add", job_id, site.urls(1)[0])
+
+    assert webhook.err.strip() == "Error: The job has no webhook."
+    assert "The job is closed" in closed.err
+
+
 def test_submit_passes_on_what_was_asked_for(caller: Program, site: Site) -> None:
     options = ("--name", "Mine", "--external-id", "mine-1", "--max-inflight", "3")
     more = ("--attempts", "2", "--priority", "4", "--param", 'custom_headers={"A": "b"}', "--open")

@@ -43,7 +43,7 @@ def test_submitting_with_a_schedule_says_where_to_look(caller: Program, site: Si
 def test_a_job_without_a_schedule_says_so(caller: Program, site: Site) -> None:
     ended = caller.run("jobs", "schedule", submit(caller, site, 0))
 
-    assert "The job has no schedule. --at, --every or --cron gives it one." in ended.err
+    assert "The job has no schedule: that is for jobs submitted with --at" in ended.err
 
 
 def test_a_scheduled_job_is_fired_by_hand(caller: Program, site: Site) -> None:
