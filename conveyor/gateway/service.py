@@ -211,6 +211,7 @@ def _judged_page(page: Page) -> JudgedPage:
         headers=dict(page.site_headers),
         content_type=page.content_type if page.html is None else "text/html; charset=utf-8",
         body=page.body if page.html is None else page.html,
+        is_rendered=page.report is not None,
     )
 
 

@@ -138,13 +138,14 @@ Outcome = Scraped | NotScraped | Deferred
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
     """What a site answered, before it is judged. The names of headers are in lower case. `url` is
-    that of the last redirect."""
+    that of the last redirect. The body of a rendered page is its document after its scripts."""
 
     url: str
     status: int
     headers: Mapping[str, str]
     content_type: str
     body: bytes
+    is_rendered: bool = False
 
 
 class PageProcessor(Protocol):

@@ -157,6 +157,64 @@ def test_a_page_that_goes_on_to_no_page_is_no_success(
 
 
 @pytest.mark.parametrize(
+    "way",
+    [
+        "<script>for (let i = 0; i < 50; i++) window.open('/popup')</script>",
+        "<a id=b target=_blank href=/popup>b</a>",
+        "<button id=b onclick=\"window.open('/popup', 'w', 'width=300')\">b</button>",
+        "<form target=_blank action=/popup><button id=b>b</button></form>",
+    ],
+)
+def test_a_page_that_opens_pop_ups_is_returned_and_none_of_them_is_loaded(
+    gateway: RunningGateway, site: LocalSite, way: str
+) -> None:
+    site.pages["/opens"] = (200, {"Content-Type": "text/html"}, (TEXT + way).encode())
+    steps = json.dumps([{"click": "#b"}, {"wait": 300}])
+
+    answer = gateway.render(f"{site.url}/opens", js_instructions=steps)
+
+    assert answer.status_code == 200
+    assert "two streams" in answer.text
+    assert "/popup" not in site.paths()
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "document.documentElement.remove()",
+        "document.body.remove()",
+        "addEventListener('load', () => document.open())",
+        "addEventListener('load', () => { document.open(); document.close() })",
+    ],
+)
+@pytest.mark.parametrize("params", [{}, {"json_response": "true"}, {"response_type": "pdf"}])
+def test_a_page_that_removes_its_own_document_is_no_page(
+    gateway: RunningGateway, site: LocalSite, script: str, params: dict[str, str]
+) -> None:
+    html = f"{TEXT}<script>{script}</script>"
+    site.pages["/removed"] = (200, {"Content-Type": "text/html"}, html.encode())
+
+    answer = gateway.render(f"{site.url}/removed", **params)
+    allowed = gateway.render(f"{site.url}/removed", allowed_status_codes="200", **params)
+
+    assert (answer.status_code, answer.json()["code"]) == (422, "RESP001")
+    assert "page_shell" in answer.json()["detail"]
+    assert allowed.status_code == 200
+
+
+def test_an_attribute_that_calls_open_empties_the_document(
+    gateway: RunningGateway, site: LocalSite
+) -> None:
+    # There, `open` is that of the document and not that of the window.
+    html = f"{TEXT}<button id=b onclick=\"open('/popup')\">b</button>"
+    site.pages["/opens"] = (200, {"Content-Type": "text/html"}, html.encode())
+
+    answer = gateway.render(f"{site.url}/opens", js_instructions='[{"click": "#b"}]')
+
+    assert (answer.status_code, answer.json()["code"]) == (422, "RESP001")
+
+
+@pytest.mark.parametrize(
     "goal",
     [
         "file:///etc/passwd",
@@ -207,7 +265,8 @@ def test_bodies_in_any_charset_are_returned_as_text(
         assert extracted.json() == {"heading": text}
     assert "two streams" in gateway.render(f"{site.url}/invalid").text
     assert gateway.get(f"{site.url}/invalid", response_type="plaintext").status_code == 200
-    assert gateway.render(f"{site.url}/empty").status_code == 200
+    assert gateway.get(f"{site.url}/empty").status_code == 200
+    assert gateway.render(f"{site.url}/empty").status_code == 422
 
 
 @pytest.mark.parametrize("params", [{}, {"json_response": "true"}, {"autoparse": "true"}])

@@ -56,6 +56,10 @@ _IS_BUTTON = re.compile(r"type\s*=\s*[\"']?(?:hidden|submit|button|image)")
 _IMAGE = re.compile(r"<(?:img|picture|video|audio|canvas|i?frame|embed|object)\b")
 _WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)?")
 _SPACES = re.compile(r"\s+")
+# What a document has that shows nothing at all.
+_BARE = re.compile(
+    r"(?:\s|</?(?:!doctype|html|head|body|meta|link|base|script|style|noscript|svg|template|title)\b[^<>]*>)*"
+)
 # What separates the parts of a title, such as the name of the page and that of the site.
 _TITLE_PARTS = re.compile(r"\s[|\u2013\u2014\u00b7\u2022:»-]+\s|\s*[|»]\s*")
 _TITLE_EDGES = " \t\n.\u2026!?¡¿:;,-\u2013\u2014()[]\"'\u2019"
@@ -92,7 +96,9 @@ MEANINGS: Mapping[Verdict, Meaning] = {
     ),
     # The same fetch would return the same shell.
     Verdict.SHELL: Meaning(
-        FailureReason.OTHER, False, "the page is empty until its scripts run: it needs js_render"
+        FailureReason.OTHER,
+        False,
+        "the page has no content, or none until its scripts run (js_render)",
     ),
 }
 
@@ -117,12 +123,15 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fields_max: int | None = None  #: Fields of forms that are not hidden.
     images_max: int | None = None
     script_chars_max: int | None = None  #: Characters of scripts inside the page.
+    is_bare: bool = False  #: No element is shown, not even one without text.
+    is_rendered: bool = False  #: A browser has run the scripts of the page.
 
     def __post_init__(self) -> None:
         bound = self.text_chars_max
         is_bounded = bound is not None and bound <= _TEXT_CHARS_MAX
         counts = (self.fields_max, self.images_max, self.script_chars_max)
         needs_content = self.text or self.either or self.words or counts != (None, None, None)
+        assert not self.is_bare or bound == 0
         # Otherwise the rule would be tried on a page whose content was not read to its end.
         assert is_bounded or (bound is None and not needs_content)
 
@@ -181,6 +190,8 @@ def _holds(rule: Rule, facts: PageFacts) -> bool:
     page = facts.page
     if rule.status and page.status not in rule.status:
         return False
+    if rule.is_rendered and not page.is_rendered:
+        return False
     if rule.headers and not _has_header(page, rule.headers):
         return False
     for parts in (rule.url, rule.url_also):
@@ -210,6 +221,8 @@ def _source_holds(rule: Rule, facts: PageFacts) -> bool:
         (rule.script_chars_max, facts.content.script_chars),
     )
     if any(bound is not None and actual > bound for bound, actual in bounds):
+        return False
+    if rule.is_bare and not facts.content.is_bare:
         return False
     if rule.words and not rule.words.issuperset(_WORD.findall(facts.content.text)):
         return False
@@ -243,6 +256,7 @@ class Content(msgspec.Struct, frozen=True):
     field_count: int
     image_count: int
     script_chars: int
+    is_bare: bool = False
 
 
 class PageFacts:
@@ -267,7 +281,9 @@ class PageFacts:
             return is_unnamed and looks_like_html(self.page.body)
         if start.startswith(b"<?xml"):
             start = _XML_DECLARATION.sub(b"", start, count=1)
-        return bool(start) and not start.startswith(_DATA_STARTS)
+        if not start:
+            return self.page.is_rendered
+        return not start.startswith(_DATA_STARTS)
 
     @property
     def shows_little(self) -> bool:
@@ -329,7 +345,8 @@ def read_content(source: str) -> Content:
     visible = " ".join(visible_parts)
     fields = sum(_IS_BUTTON.search(tag) is None for tag in _FIELD.findall(visible))
     images = len(_IMAGE.findall(visible))
-    return Content(" ".join(texts), fields, images, script_chars)
+    is_bare = not texts and _BARE.fullmatch(visible) is not None
+    return Content(" ".join(texts), fields, images, script_chars, is_bare)
 
 
 def _split_hidden(source: str) -> Iterator[tuple[str | None, str]]:
