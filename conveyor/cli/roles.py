@@ -41,6 +41,9 @@ from conveyor.metrics_server import Monitor
 # A stopping API serves this long after it reports that it is not ready. Load balancers check every
 # few seconds; requests that they still send here would otherwise be refused.
 API_DRAIN_S = 5.0
+# A stopping gateway ends its calls this long before it closes their connections, so that their
+# clients are told. A browser takes a part of it to end the page.
+CUT_S = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -332,7 +335,11 @@ async def _run_gateway(settings: Settings, inherit: int | None) -> None:
                 ),
             ],
         )
-        drain = partial(_drain_api, server, settings)
+
+        async def drain() -> None:
+            await _drain_api(server, settings)
+            world.service.end_calls_at(trio.current_time() + server.grace_s - CUT_S)
+
         nursery.start_soon(cancel_on_signal, nursery.cancel_scope, STOP_S_MAX, drain)
         if inherit is not None:
             nursery.start_soon(_cancel_at_end_of_input, nursery.cancel_scope)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from math import inf
 from typing import Protocol
 
 import msgspec
@@ -73,6 +74,8 @@ class Service:
         self._renderer = renderer
         self._why_no_browser = why_no_browser
         self._calls: Counter[str] = Counter()
+        self._scopes: set[trio.CancelScope] = set()
+        self._ends_at = inf
         self.calls_max = calls_max
 
     @property
@@ -82,19 +85,33 @@ class Service:
     def remaining(self, partition: str) -> int:
         return max(0, self.calls_max - self._calls[partition])
 
+    def end_calls_at(self, time: float) -> None:
+        """Bounds all calls, those under way and later ones: the process is stopping."""
+        self._ends_at = time
+        for scope in self._scopes:
+            scope.deadline = time
+
     @contextmanager
     def admit(self, partition: str) -> Iterator[None]:
-        """Counts a call. Raises CallFailed if the key has no call left."""
+        """Counts a call. Raises CallFailed if the key has no call left, and when the process has no
+        more time for the call."""
         if self._calls[partition] >= self.calls_max:
             detail = f"This key has {self.calls_max} calls under way, and may have no more."
             raise CallFailed(Fault.TOO_MANY_CALLS, detail, retry_after_s=1)
         self._calls[partition] += 1
+        scope = trio.CancelScope(deadline=self._ends_at)
+        self._scopes.add(scope)
         try:
-            yield
+            with scope:
+                yield
         finally:
+            self._scopes.discard(scope)
             self._calls[partition] -= 1
             if not self._calls[partition]:
                 del self._calls[partition]
+        if scope.cancelled_caught:
+            detail = "the gateway is stopping, and the call took longer than the time that was left"
+            raise CallFailed(Fault.UNAVAILABLE, detail, retry_after_s=1)
 
     async def perform(self, call: Call) -> Answer:
         """Raises CallFailed. A cancelled call ends its page at once."""
