@@ -54,6 +54,7 @@ _HIDDEN = re.compile(r"<(?:!--|(head|noscript|script|style|svg|template|title)(?
 _FIELD = re.compile(r"<(?:input|textarea|select)\b[^<>]*")
 _IS_BUTTON = re.compile(r"type\s*=\s*[\"']?(?:hidden|submit|button|image)")
 _IMAGE = re.compile(r"<(?:img|picture|video|audio|canvas|i?frame|embed|object)\b")
+_LINK = re.compile(r"<a\s[^<>]*\bhref")
 _WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)?")
 _SPACES = re.compile(r"\s+")
 # What a document has that shows nothing at all.
@@ -116,12 +117,14 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     markers: tuple[str, ...] = ()  #: The source contains one of them.
     also: tuple[str, ...] = ()  #: The source contains one of them too.
     text: tuple[str, ...] = ()  #: The visible text contains one of them.
+    text_also: tuple[str, ...] = ()  #: The visible text or the title contains one of them too.
     either: tuple[str, ...] = ()  #: The source or the visible text contains one of them.
     words: frozenset[str] = frozenset()  #: The visible text has no other words, or none.
     text_chars_max: int | None = None
     bytes_max: int = READ_BYTES_MAX
     fields_max: int | None = None  #: Fields of forms that are not hidden.
     images_max: int | None = None
+    links_max: int | None = None
     script_chars_max: int | None = None  #: Characters of scripts inside the page.
     is_bare: bool = False  #: No element is shown, not even one without text.
     is_rendered: bool = False  #: A browser has run the scripts of the page.
@@ -129,8 +132,9 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         bound = self.text_chars_max
         is_bounded = bound is not None and bound <= _TEXT_CHARS_MAX
-        counts = (self.fields_max, self.images_max, self.script_chars_max)
-        needs_content = self.text or self.either or self.words or counts != (None, None, None)
+        counts = (self.fields_max, self.images_max, self.links_max, self.script_chars_max)
+        texts = self.text or self.text_also or self.either or self.words
+        needs_content = texts or any(count is not None for count in counts)
         assert not self.is_bare or bound == 0
         # Otherwise the rule would be tried on a page whose content was not read to its end.
         assert is_bounded or (bound is None and not needs_content)
@@ -167,6 +171,7 @@ def _expand(rule: Rule, lists: Mapping[str, tuple[str, ...]]) -> Rule:
         title=tuple(expand(rule.title)),
         markers=tuple(expand(rule.markers)),
         text=tuple(expand(rule.text)),
+        text_also=tuple(expand(rule.text_also)),
         words=frozenset(expand(rule.words)),
     )
 
@@ -218,6 +223,7 @@ def _source_holds(rule: Rule, facts: PageFacts) -> bool:
         (rule.text_chars_max, len(facts.content.text)),
         (rule.fields_max, facts.content.field_count),
         (rule.images_max, facts.content.image_count),
+        (rule.links_max, facts.content.link_count),
         (rule.script_chars_max, facts.content.script_chars),
     )
     if any(bound is not None and actual > bound for bound, actual in bounds):
@@ -227,8 +233,10 @@ def _source_holds(rule: Rule, facts: PageFacts) -> bool:
     if rule.words and not rule.words.issuperset(_WORD.findall(facts.content.text)):
         return False
     # A heading that repeats the title says no more than the title does.
-    statement = _without(facts.content.text, titles)
+    statement = _without(facts.content.text, facts.title_parts if rule.text_also else titles)
     if rule.text and not any(text in statement for text in rule.text):
+        return False
+    if rule.text_also and not any(text in facts.named_text for text in rule.text_also):
         return False
     for markers in (rule.markers, rule.also):
         if markers and not any(marker in facts.source for marker in markers):
@@ -255,6 +263,7 @@ class Content(msgspec.Struct, frozen=True):
     text: str
     field_count: int
     image_count: int
+    link_count: int
     script_chars: int
     is_bare: bool = False
 
@@ -317,6 +326,10 @@ class PageFacts:
         ) - {""}
 
     @cached_property
+    def named_text(self) -> str:
+        return "\n".join((*self.title_parts, self.content.text))
+
+    @cached_property
     def content(self) -> Content:
         return read_content(self.source)
 
@@ -341,12 +354,13 @@ def read_content(source: str) -> Content:
             texts.append(text)
         text_chars += len(text)
         if text_chars > _TEXT_CHARS_MAX:
-            return Content(" ".join(texts), 0, 0, script_chars)
+            return Content(" ".join(texts), 0, 0, 0, script_chars)
     visible = " ".join(visible_parts)
     fields = sum(_IS_BUTTON.search(tag) is None for tag in _FIELD.findall(visible))
     images = len(_IMAGE.findall(visible))
     is_bare = not texts and _BARE.fullmatch(visible) is not None
-    return Content(" ".join(texts), fields, images, script_chars, is_bare)
+    links = len(_LINK.findall(visible))
+    return Content(" ".join(texts), fields, images, links, script_chars, is_bare)
 
 
 def _split_hidden(source: str) -> Iterator[tuple[str | None, str]]:
