@@ -22,7 +22,7 @@ _NO_CHARSETS = frozenset({"idna", "punycode", "unicode_escape", "raw_unicode_esc
 # The start of a page after a byte order mark, an XML declaration and comments. The groups never go
 # back, so a hostile start takes time in proportion to its length.
 _HTML_START = re.compile(
-    rb"(?>\xef\xbb\xbf)?(?>\s+|<!--(?>.*?-->)|<\?xml(?>[^>]*>))*+<(?:!doctype\s+html|html|head)\b",
+    rb"(?>\xef\xbb\xbf)?(?>(?:\s+|<!--(?>.*?-->)|<\?xml(?>[^>]*>))*)<(?:!doctype\s+html|html|head)\b",
     re.IGNORECASE | re.DOTALL,
 )
 _START_BYTES = 2048
