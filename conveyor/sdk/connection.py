@@ -121,6 +121,8 @@ class Connection:
     ) -> dict[str, Downloaded | ApiError]:
         """Saves several files at a time, in a Trio event loop of its own. It must not be called
         inside one. Through a proxy, which the pool does not use, it saves one at a time."""
+        if self._http.is_closed:
+            raise RuntimeError("Cannot send a request, as the client has been closed.")
         if is_direct(self.base_url, trust_env=self._http.trust_env):
             timeout_s, retry = self._timeout_s, self._retry
             return save_all(self.base_url, self._api_key, files, timeout_s=timeout_s, retry=retry)

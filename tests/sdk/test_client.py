@@ -32,6 +32,16 @@ def test_an_api_key_that_no_header_can_contain_is_refused(key: str) -> None:
         Client("http://127.0.0.1:1", key)
 
 
+def test_a_client_whose_block_has_ended_sends_nothing(tmp_path: Path) -> None:
+    with Client("http://127.0.0.1:1", "key") as client:
+        pass
+
+    with pytest.raises(RuntimeError, match="has been closed"):
+        client.get("job")
+    with pytest.raises(RuntimeError, match="has been closed"):
+        client.download_all("job", {"task": tmp_path / "page"})
+
+
 def test_a_base_url_may_end_in_a_slash_or_in_the_version() -> None:
     for url in ("http://a.example", "http://a.example/", "http://a.example/v1/"):
         with Client(url, "k") as client:
