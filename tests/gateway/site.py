@@ -78,7 +78,7 @@ PAGES: dict[str, Answer] = {
         {"Content-Type": "application/zip", "Content-Disposition": "attachment"},
         b"PK the file",
     ),
-    "/alert": _html("<script>alert('stop'); document.title = 'went on'</script>"),
+    "/alert": _html("<p>Open.</p><script>alert('stop'); document.title = 'went on'</script>"),
 }
 
 
