@@ -83,11 +83,12 @@ class Counted(msgspec.Struct, frozen=True):
         return self.idle.get(service, 0) / IDLE_S / load.workers
 
 
-async def work(think_s: float) -> None:
+async def work(load: Load) -> None:
     """Runs one worker process. It prints its meter when it is ready, and again at each SIGUSR1."""
     settings = load_settings()
-    calls_max = PLAN_SLOTS * settings.concurrency
-    gateway = SlowGateway(think_s, random.Random(), calls_max=calls_max)
+    # The limit that a gateway states is that of the key, which all workers share.
+    calls_max = PLAN_SLOTS * load.workers * load.slots
+    gateway = SlowGateway(load.think_s, random.Random(), calls_max=calls_max)
     async with open_runtime(settings, role="worker") as world, trio.open_nursery() as nursery:
         assert isinstance(world.meter, Meter)
         nursery.start_soon(replace(world, gateway=gateway).worker().run)
@@ -113,7 +114,9 @@ def count_in_processes(settings: Settings, load: Load, folder: Path) -> Counted:
         "CONVEYOR_SYNC_TASKS_MAX": str(settings.sync_tasks_max),
         "CONVEYOR_CONCURRENCY": str(load.slots),
     }
-    command = [sys.executable, "-m", "bench", "cost_processes", "--worker", str(load.think_s)]
+    command = [sys.executable, "-m", "bench", "cost_processes", "--worker"]
+    command += ["--workers", str(load.workers), "--slots", str(load.slots)]
+    command += ["--think", str(load.think_s)]
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for number in range(load.workers):
@@ -203,18 +206,18 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench cost_processes", description=__doc__)
     parser.add_argument("--workers", type=int, default=6)
     parser.add_argument("--slots", type=int, default=40, help="pages that a worker has in flight")
-    parser.add_argument("--tasks", type=int, default=3_000)
-    parser.add_argument("--think", type=float, default=10.0, help="seconds that a page takes")
+    parser.add_argument("--tasks", type=int, default=2_000)
+    parser.add_argument("--think", type=float, default=20.0, help="seconds that a page takes")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--worker", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     options = parser.parse_args(arguments)
     logging.disable(logging.WARNING)
-    if options.worker is not None:
-        trio.run(work, options.worker)
+    load = Load(options.workers, options.slots, options.tasks, options.think)
+    if options.worker:
+        trio.run(work, load)
         return
     gc.set_threshold(FRESH_MAX, 20, 100)
-    load = Load(options.workers, options.slots, options.tasks, options.think)
     model = count_in_model(load, options.seed)
     with (
         tempfile.TemporaryDirectory(dir=".", prefix=".bench-") as name,
