@@ -40,6 +40,7 @@ from conveyor.usecases.event_log import EventWakeups
 
 T = TypeVar("T")
 
+# About 1 KB each. A forgotten run costs one more round trip.
 _SEEN_RUNS_MAX = 1_000
 
 
@@ -149,12 +150,14 @@ class SeenRuns:
         return self._runs.get((caller, job_id))
 
     def note(self, job: Job, run: Run | None) -> None:
-        key = job.caller, job.job_id
-        self._runs.pop(key, None)
+        self.forget(job.caller, job.job_id)
         if run is not None:
             if len(self._runs) >= _SEEN_RUNS_MAX:
                 del self._runs[next(iter(self._runs))]
-            self._runs[key] = run
+            self._runs[job.caller, job.job_id] = run
+
+    def forget(self, caller: CallerId, job_id: str) -> None:
+        self._runs.pop((caller, job_id), None)
 
 
 class InlineExecutor:

@@ -275,6 +275,7 @@ async def delete(env: Context, caller: CallerId, job_id: str) -> None:
     A repeated request succeeds for as long as the tombstone exists.
     """
     await retry_or_refuse("The job is", partial(_try_delete, env, caller, job_id))
+    env.seen_runs.forget(caller, job_id)
 
 
 async def _try_delete(env: Context, caller: CallerId, job_id: str) -> Again | None:
