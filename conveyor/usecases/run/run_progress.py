@@ -1,5 +1,6 @@
-"""What is shown of runs: counters, budget, why a run waits and when it may end, from rows, leases
-and status reports (docs/api.md, Waiting); its series by minute; the figures of all live runs.
+"""Loads what responses show of runs: counters, budget, why a run waits and when it may end, from
+rows, leases and status reports (docs/api.md, Waiting); its series by minute; the figures of all
+live runs.
 
 The progress is informational. No decision depends on it, and an outage yields empty progress.
 """
@@ -81,7 +82,7 @@ def overview_of(env: Context, job: Job | None, run: Run, results: Sequence[Any])
 
 
 class RunSigns(msgspec.Struct, frozen=True):
-    """What is seen of the work on a live run: its leases, and what the workers report."""
+    """The work on a live run: its leases, and what the workers report."""
 
     inflight: int
     reports: tuple[RunReport, ...]
