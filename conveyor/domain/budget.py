@@ -3,8 +3,9 @@ docs/storage.md, Rows)."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from decimal import ROUND_CEILING, Decimal, InvalidOperation
+from decimal import ROUND_CEILING, Decimal
 from enum import StrEnum
 
 import msgspec
@@ -14,6 +15,8 @@ from conveyor.domain.ids import JobId, RunId
 # Money is stored as an integer of millionths: sums of floats would drift.
 MICROS = 1_000_000
 _COST_MAX = Decimal(10**9)
+_AMOUNT = re.compile(r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,2})?")
+_AMOUNT_CHARS_MAX = 40
 
 
 class Unit(StrEnum):
@@ -69,11 +72,11 @@ class Price(msgspec.Struct, frozen=True):
 
 def micros_from(text: str) -> int | None:
     """Converts decimal text to millionths, rounded up; None if it is no valid amount."""
-    try:
-        amount = Decimal(text)
-    except InvalidOperation:
+    # `Decimal` also takes underscores, spaces and the digits of other scripts.
+    if len(text) > _AMOUNT_CHARS_MAX or not _AMOUNT.fullmatch(text):
         return None
-    if not amount.is_finite() or not 0 <= amount < _COST_MAX:
+    amount = Decimal(text)
+    if amount >= _COST_MAX:
         return None
     return int((amount * MICROS).to_integral_value(ROUND_CEILING))
 

@@ -25,7 +25,10 @@ def test_money_is_parsed_exactly_and_rounded_up(text: str, micros: int) -> None:
     assert micros_from(text) == micros
 
 
-@pytest.mark.parametrize("text", ["", "x", "-1", "nan", "inf", "1e9", "1,5", "0x10"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "x", "-1", "nan", "inf", "1e9", "1,5", "0x10", "1_0", " 1", "+1", "\u0661", "0" * 41],
+)
 def test_text_that_is_not_a_plain_amount_is_not_parsed(text: str) -> None:
     assert micros_from(text) is None
 

@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, urlencode
 import msgspec
 
 from conveyor import USER_AGENT
-from conveyor.domain.budget import Price, micros_from, price_of
+from conveyor.domain.budget import MICROS, Price, micros_from, price_of
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.model import FailureReason, RunFailure
 from conveyor.domain.submit.conditions import CONDITIONS, find_unmet
@@ -84,8 +84,9 @@ _FEATURE_NOT_IN_PLAN = "AUTH010"
 _LIMIT_CODES = frozenset({"AUTH006", "AUTH008"})
 # Codes about the target: no content, blocked, or an operation on it that took too long.
 _TARGET_CODES = ("RESP", "BLK", "CTX0002", "REQ")
-# No call costs so many credits. A larger number is an error of the endpoint, and is ignored.
-_CREDITS_MAX = 1_000_000
+# No call costs so many credits, or so much money. A larger number is an error of the endpoint, and
+# is ignored.
+_CREDITS_MAX, _COST_MICROS_MAX = 1_000_000, 1_000 * MICROS
 _DETAIL_CHARS_MAX = 500
 # A problem is a few hundred bytes. A larger body is a page with an error status, and decoding it
 # would block the event loop.
@@ -325,11 +326,11 @@ def _page_from(response: Response, price: Price) -> Scraped:
 
 def _spend(response: Response) -> _Spend:
     """Returns what the endpoint states that it charged. Invalid numbers are ignored."""
-    cost = response.header(b"x-request-cost")
     credit_count = _whole_number(response.header(b"x-request-credits"))
+    cost_micros = micros_from(response.header(b"x-request-cost") or "")
     return _Spend(
         None if credit_count is None or credit_count > _CREDITS_MAX else credit_count,
-        None if cost is None else micros_from(cost),
+        None if cost_micros is None or cost_micros > _COST_MICROS_MAX else cost_micros,
     )
 
 

@@ -226,6 +226,13 @@ async def test_an_implausible_number_of_credits_is_ignored(pool: HttpPool) -> No
     assert outcome.credits == 1
 
 
+async def test_an_implausible_amount_of_money_is_ignored(pool: HttpPool) -> None:
+    outcome = await scrape(pool, reply(b"page", headers={"X-Request-Cost": "99999999"}))
+
+    assert isinstance(outcome, Scraped)
+    assert (outcome.cost_micros, outcome.cost_known) == (0, False)
+
+
 async def test_an_unreachable_gateway_is_distinguished_from_one_that_does_not_answer(
     pool: HttpPool,
 ) -> None:
