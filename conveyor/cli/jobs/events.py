@@ -139,7 +139,10 @@ def watch_run(session: Session, run: RunResponse, *, as_json: bool) -> int:
                 run_id=run.run_id,
             )
     except KeyboardInterrupt:
-        session.remark(f"The job continues; `conveyor jobs watch {run.job_id}` watches it again.")
+        # Not by the console: if the interrupt came while the console was printing, it keeps what it
+        # is given next.
+        again = f"`conveyor jobs watch {run.job_id}` watches it again"
+        click.echo(f"The job continues; {again}.", err=True)
         sys.exit(EXIT_INTERRUPTED)
     session.answer(run, outcome_table(run), as_json=as_json)
     if run.stats.failed:
