@@ -52,7 +52,8 @@ def wrapped_addresses(ground: Ground, report: Report) -> None:
     and records every socket with strace."""
     trace = ground.folder / "connects"
     ground.folder.mkdir(parents=True, exist_ok=True)
-    prefix = ("strace", "-f", "-qq", "-e", "trace=connect", "-o", str(trace))
+    # -D: the server stays the child process, so that it can be ended. strace only watches it.
+    prefix = ("strace", "-D", "-f", "-qq", "-e", "trace=connect", "-o", str(trace))
     target = Target(ground.python, ground.folder, dict(ground.arena.environ), prefix=prefix)
     site = Site(ground.arena.origin_address)
     with serve(site, ground.arena.port), running(target):
