@@ -53,8 +53,8 @@ _REMEMBERED_MAX = 32
 
 
 @dataclass(slots=True)
-class _Queue:
-    """Whether crawls are due that nobody works on."""
+class _Contention:
+    """Tells the crawls in progress whether others wait for their places."""
 
     others_wait: bool = False
 
@@ -73,7 +73,7 @@ class Crawler:
         under_way: dict[JobId, CallerId] = {}
         # All of them: turns are short when another caller waits.
         turns = FairTurns(at_once_max=self.at_once_max, caller_max=self.at_once_max)
-        queue = _Queue()
+        contention = _Contention()
         async with trio.open_nursery() as nursery:
             while True:
                 try:
@@ -83,10 +83,10 @@ class Crawler:
                         if crawl.job_id not in under_way
                     ]
                     chosen = turns.choose(due, under_way.values())
-                    queue.others_wait = len(due) > len(chosen)
+                    contention.others_wait = len(due) > len(chosen)
                     for crawl, caller in chosen:
                         under_way[crawl.job_id] = caller
-                        nursery.start_soon(self._work_on, crawl, queue, under_way)
+                        nursery.start_soon(self._work_on, crawl, contention, under_way)
                 except Unavailable as error:
                     log.warning("crawls not read", extra={"cause": str(error)})
                 if under_way:
@@ -94,14 +94,16 @@ class Crawler:
                 else:
                     await self.roster.wait_turn("crawls", _IDLE_PERIODS * self.period_s)
 
-    async def _work_on(self, crawl: Crawl, queue: _Queue, under_way: dict[JobId, CallerId]) -> None:
+    async def _work_on(
+        self, crawl: Crawl, contention: _Contention, under_way: dict[JobId, CallerId]
+    ) -> None:
         extra = {"job": crawl.job_id}
         memory = self.memories.pop(crawl.job_id, None) or CrawlMemory()
         self.memories[crawl.job_id] = memory
         while len(self.memories) > _REMEMBERED_MAX:
             del self.memories[next(iter(self.memories))]
         try:
-            take_turn = partial(self._take_turn, crawl, memory, queue)
+            take_turn = partial(self._take_turn, crawl, memory, contention)
             outcome = await isolate(take_turn, "a crawl", extra=extra)
             if not isinstance(outcome, Crash):
                 self.crashes.pop(crawl.job_id, None)
@@ -115,14 +117,14 @@ class Crawler:
         finally:
             del under_way[crawl.job_id]
 
-    async def _take_turn(self, crawl: Crawl, memory: CrawlMemory, queue: _Queue) -> None:
+    async def _take_turn(self, crawl: Crawl, memory: CrawlMemory, contention: _Contention) -> None:
         """Advances a crawl for a turn. Then it is due again, here or in another process. While
         others wait, the turn is short, and it ends when nothing can be read."""
         began_at = trio.current_time()
         due_in_s = 0.0
 
         def is_over() -> bool:
-            turn_s = SHARED_TURN_S if queue.others_wait else TURN_S
+            turn_s = SHARED_TURN_S if contention.others_wait else TURN_S
             return trio.current_time() >= began_at + turn_s
 
         try:
@@ -133,11 +135,11 @@ class Crawler:
                 crawl, outcome = await self._advance_until_idle(claimed, memory, is_over)
                 if outcome in {Advance.LOST, Advance.DONE}:
                     return
-                if outcome is Advance.IDLE and queue.others_wait:
+                if outcome is Advance.IDLE and contention.others_wait:
                     due_in_s = REST_S
                     break
                 if outcome is Advance.IDLE:
-                    await self._wait_for_pages(crawl, memory, queue)
+                    await self._wait_for_pages(crawl, memory, contention)
             await crawls.claim(self.env, crawl, due_in_s=due_in_s)
         except trio.Cancelled:
             with bounded_cleanup(HAND_OVER_S), suppress(Unavailable):  # The claim lapses.
@@ -154,11 +156,13 @@ class Crawler:
             if outcome is not Advance.ADVANCED or is_over():
                 return crawl, outcome
 
-    async def _wait_for_pages(self, crawl: Crawl, memory: CrawlMemory, queue: _Queue) -> None:
+    async def _wait_for_pages(
+        self, crawl: Crawl, memory: CrawlMemory, contention: _Contention
+    ) -> None:
         """Waits until another page has been fetched, or another crawl waits for a turn."""
         until = trio.current_time() + WAIT_S
         await trio.sleep(self.period_s)
-        while trio.current_time() < until and not queue.others_wait:
+        while trio.current_time() < until and not contention.others_wait:
             if await crawls.has_news(self.env, crawl, memory):
                 return
             await trio.sleep(self.period_s)

@@ -44,7 +44,7 @@ class StateChange:
 
     def has_half_written_change(self, job_id: str) -> bool:
         """Whether a change of this job was only half written before: its second part is still
-        missing. Nobody was told of that change yet, so what it forbids may still happen."""
+        missing. No client was told of that change yet, so what it forbids may still happen."""
         return (job_id,) in self.before.rows[CrossingKey]
 
     def is_deleted(self, run: Run) -> bool:
